@@ -43,10 +43,10 @@ from brim.train import (
     MetricsLog,
     Observers,
     Record,
+    RunLength,
     TensorBoardLog,
     TrainState,
     build_job,
-    length_of,
 )
 
 GOAL = 1.03
@@ -226,7 +226,7 @@ def _run(case: Case, session: Session, llm: LLM, rows: TokenRows, bare: BareLoop
         trainer,
         llm,
         rows,
-        length=length_of(trainer, rows, seed=session.config.random_seed),
+        length=RunLength.of(trainer, rows, seed=session.config.random_seed),
         cutter=ByRows(max_rows=case.micro_batch_rows),
         pad_id=session.encoder.pad_id,
         evaluate=None,

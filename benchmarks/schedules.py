@@ -33,7 +33,7 @@ from brim.data.read import read
 from brim.data.tokens import TokenRows
 from brim.models import load_llm
 from brim.session import Session, open_session
-from brim.train import CheckpointStore, Loop, Record, TrainState, build_job, length_of
+from brim.train import CheckpointStore, Loop, Record, RunLength, TrainState, build_job
 
 NUM_TOKENS = 10**12
 GOAL_PLANNING_S = 0.1
@@ -101,7 +101,7 @@ def _planned(name: str, keys: Mapping[str, Any], rows: TokenRows, repeats: int) 
     seconds = []
     for _ in range(repeats):
         started = time.perf_counter()
-        length = length_of(trainer, rows, seed=SEED)
+        length = RunLength.of(trainer, rows, seed=SEED)
         phases = list(length.schedule.stretches(num_rows=len(rows), total_samples=length.total_samples))
         total_steps = length.total_steps
         seconds.append(time.perf_counter() - started)
@@ -205,7 +205,7 @@ def _prepared(base: Path, rows_file: Path, keys: Mapping[str, Any], timed: Timed
         _trainer(session),
         llm,
         prepared.splits["train"],
-        length=length_of(_trainer(session), prepared.splits["train"], seed=session.config.random_seed),
+        length=RunLength.of(_trainer(session), prepared.splits["train"], seed=session.config.random_seed),
         cutter=ByRows(max_rows=MICRO_BATCH_ROWS),
         pad_id=session.encoder.pad_id,
         evaluate=None,

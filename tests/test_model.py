@@ -20,7 +20,7 @@ from tests.report.hand_made import hand_made_prediction
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import brim
-from brim.infer import ratio
+from brim.infer import Measure
 from brim.notes import Note, kind_of
 from brim.report import Screen, history_plot
 from brim.units import format_bytes
@@ -246,7 +246,7 @@ def test_texts_are_measured_against_the_answers(zero_shot, sums):
 
 
 def test_texts_are_measured_against_whole_answers_even_where_tokens_are_cut(zero_shot, monkeypatch):
-    compared, one = [], ratio(np.ones(2))
+    compared, one = [], Measure.ratio(np.ones(2))
     monkeypatch.setattr(
         "brim.workflows.prediction.evaluation.text_measures", lambda *texts: compared.append(texts) or {"bleu": one}
     )

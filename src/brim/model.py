@@ -24,11 +24,7 @@ from brim.train import (
     Observer,
     Observers,
     RunFolder,
-    check_run_folder,
-    create_run_folder,
     export_model,
-    open_run_folder,
-    require_whole_model,
 )
 from brim.workflows.export import UploadResult, check_format, export_run, merge_run, merging_of, require_run, upload
 from brim.workflows.prediction import (
@@ -96,7 +92,7 @@ class Model:
 
         With `adapter=null` among the overrides, open the base model that the run's adapter was trained on.
         """
-        run = open_run_folder(Path(path))
+        run = RunFolder.open(Path(path))
         model = cls(run.config, overrides=overrides)
         require_trust_said_again(model.config, overrides, run.config)
         model._require_trust_to_train = lambda: require_trust_said_again(
@@ -108,7 +104,7 @@ class Model:
         model._run = run
         trained = with_trained_weights(model.config, run)
         if trained is not model.config:
-            require_whole_model(run)
+            run.require_whole_model()
             model.config, model._needs_training = trained, False
         return model
 
@@ -137,7 +133,7 @@ class Model:
             trains = isinstance(self.config.trainer, FinetuneTrainer)
             if trains:
                 self._require_trust_to_train()
-                check_run_folder(output, resume=resume)
+                RunFolder(output).check(resume=resume)
             data = dataset_of(self.config, dataset)
             notes = RunNotes(told)
             resumed = RunFolder(output) if resume else None
@@ -162,7 +158,7 @@ class Model:
                 observer=Observers([told] if observer is None else [told, observer]),
                 say=notes,
             )
-            self._session, self._has_learned, self._run = session, True, open_run_folder(output)
+            self._session, self._has_learned, self._run = session, True, RunFolder.open(output)
             return result
 
     @limit_lifted()
@@ -354,7 +350,7 @@ class Model:
         path: a new or an empty folder. Raises OutputError when it holds anything or cannot be written. say: as in
         `train`.
         """
-        run = create_run_folder(Path(path), resume=False)
+        run = RunFolder.create(Path(path), resume=False)
         with listening(say) as told:
             session, llm = self._open(), self._weights(told)
             told(status("writing the model"))

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 import demo
 from brim import Model
-from brim.train import create_run_folder
+from brim.train import RunFolder
 from brim.workflows.prediction import check_output, write_predictions
 from stdlib_code import dataset, pretrain, tokenizer
 from stdlib_code.dataset import TRAIN, Module, Row, pretraining_rows
@@ -89,7 +89,7 @@ def stand_in(verb: str, *arguments: str | Path) -> float:
     """What a brim command leaves behind, and what it refuses to write over."""
     given = {str(name): demo.ROOT / value for name, value in zip(arguments[1::2], arguments[2::2], strict=False)}
     if verb == "train":
-        (create_run_folder(given["--output-directory"], resume=False).path / "config.yaml").touch()
+        (RunFolder.create(given["--output-directory"], resume=False).path / "config.yaml").touch()
         return 1.0
     output = given["--rows" if verb == "evaluate" else "--output"]
     check_output(output)

@@ -16,60 +16,34 @@ from brim.infer.engines import Response
 from brim.models import precision
 
 VOCABULARY = 100
-# Keys that most families share; a family's own win.
+# Keys that most families share; a family's own win. Where embeddings are tied, the likeliest token is the last one again.
 _COMMON = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.4,
-    "bos_token_id": None,
-    "eos_token_id": 0,
-    "pad_token_id": 1,
-    "tie_word_embeddings": False,  # where they are tied, the likeliest token is the last one again
-}
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 128, "initializer_range": 0.4, "bos_token_id": None,
+    "eos_token_id": 0, "pad_token_id": 1, "tie_word_embeddings": False,
+}  # fmt: skip
 _OF_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 _TWO = {"num_key_value_heads": 2}
 _GROUPED = {**_TWO, "head_dim": 8}
 _SLIDES = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
 _EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2}
 _LOCAL_EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2}
+_ONE_EXPERT = {"num_local_experts": 2, "num_experts_per_tok": 1}
 _SIZE_OF_EXPERTS = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_chunk_size": 4}
 _DEEPSEEK = {
-    "kv_lora_rank": 8,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 6,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "n_group": 1,
-    "topk_group": 1,
-    "n_shared_experts": 1,
+    "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
     "first_k_dense_replace": 1,
-}
+}  # fmt: skip
 _JAMBA = {
-    "num_experts": 2,
-    "attn_layer_period": 2,
-    "attn_layer_offset": 1,
-    "expert_layer_period": 2,
-    "expert_layer_offset": 1,
-    "mamba_d_state": 4,
-    "mamba_dt_rank": 4,
-    "use_mamba_kernels": False,
-}
+    "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
+    "expert_layer_offset": 1, "mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False,
+}  # fmt: skip
 _QWEN3_NEXT = {
-    "layer_types": ["linear_attention", "full_attention"],
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "num_experts": 2,
-    "num_experts_per_tok": 1,
-}
+    "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_experts": 2, "num_experts_per_tok": 1,
+}  # fmt: skip
 
 # family -> (name of its classes, keys of its own)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -143,14 +117,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba": ("Bamba", {**_TWO, **_MAMBA, "attn_layer_indices": [1]}),
     "granitemoehybrid": (
         "GraniteMoeHybrid",
-        {
-            **_TWO,
-            **_MAMBA,
-            "layer_types": ["mamba", "attention"],
-            "num_local_experts": 2,
-            "num_experts_per_tok": 1,
-            "shared_intermediate_size": 16,
-        },
+        {**_TWO, **_MAMBA, **_ONE_EXPERT, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 16},
     ),
     "falcon_h1": ("FalconH1", {**_GROUPED, **_MAMBA, "mamba_d_ssm": 64}),
     "lfm2": (
@@ -160,13 +127,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("Qwen3Next", {**_GROUPED, **_QWEN3_NEXT, **_SIZE_OF_EXPERTS}),
     "minimax": (
         "MiniMax",
-        {
-            **_GROUPED,
-            "layer_types": ["linear_attention", "full_attention"],
-            "block_size": 4,
-            "num_local_experts": 2,
-            "num_experts_per_tok": 1,
-        },
+        {**_GROUPED, **_ONE_EXPERT, "layer_types": ["linear_attention", "full_attention"], "block_size": 4},
     ),
 }
 # Keep a state other than keys and values, or nothing, so that transformers' `generate` writes for them.

@@ -14,13 +14,14 @@ from brim.infer.engines import RowsAtOnce
 from brim.models import precision
 
 
-def collect(model, rows, layers, *, pooling="mean", normalize=False, batch_rows=4, folder=None, **how):
+def collect(model, rows, layers, *, pooling="mean", normalize=False, batches=4, folder=None, **how):
     """What the stores hold in the end, by layer."""
     modules = named_layers(model, layers)
     starts = first_vectors(rows, pooling)
     stores = {name: VectorStore(int(starts[-1]), folder=folder) for name in modules}
     collect_activations(
-        model, rows, modules, into=stores, pooling=pooling, normalize=normalize, pad_id=1, batch_rows=batch_rows,
+        model, rows, modules, into=stores, pooling=pooling, normalize=normalize, pad_id=1,
+        batches=RowsAtOnce(batches) if isinstance(batches, int) else batches,
         **{**ON_CPU, **how},
     )  # fmt: skip
     found = {name: np.array(store.read(0, int(starts[-1]))) for name, store in stores.items()}
@@ -57,80 +58,64 @@ def test_batches_equal_one_row_alone(model, prompts, pooling):
         "last": np.concatenate([pool(states[-1]) for states, _ in hidden]),
         "lm_head": np.concatenate([pool(logits) for _, logits in hidden]),
     }
-    for batch_rows in (1, 4, 64):
-        assert_near(collect(model, prompts, [0, "last", "lm_head"], pooling=pooling, batch_rows=batch_rows), expected)
+    for batches in (1, 4, 64):
+        found = collect(model, prompts, [0, "last", "lm_head"], pooling=pooling, batches=batches)
+        assert_near(found, expected)
+    unit = collect(model, prompts, ["last"], pooling=pooling, normalize=True, batches=64)["last"]
+    np.testing.assert_allclose(unit, found["last"] / np.linalg.norm(found["last"], axis=1, keepdims=True), rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["openai_gpt", "bloom", "gemma2", "opt", "mamba"])
 def test_padding_changes_nothing_in_other_families_either(family):
     """Positions, windows, slopes and states: what stands behind a row's tokens has no part in any of them."""
     other, rows = build(family), rows_of([3, 60, 9, 1, 31, 9, 2, 44, 17, 5, 28])
-    expected = collect(other, rows, ["last", 0], batch_rows=1)
-    assert_near(collect(other, rows, ["last", 0], batch_rows=11), expected)
+    expected = collect(other, rows, ["last", 0], batches=1)
+    assert_near(collect(other, rows, ["last", 0], batches=11), expected)
 
 
-def test_layers_are_found_by_number_and_by_name(model):
+def test_layers_are_found_by_number_and_by_name_and_refused_with_the_nearest(model, prompts):
     layers = named_layers(model, [0, "-1", "last", "layers.1.mlp", "model.layers.0", "lm_head"])
     assert layers["0"] is layers["model.layers.0"] is model.model.layers[0]
     assert layers["-1"] is model.model.layers[1]
     assert layers["last"] is model.model
     assert layers["layers.1.mlp"] is model.model.layers[1].mlp
     assert layers["lm_head"] is model.lm_head
-    adapted = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(task_type="CAUSAL_LM"))
-    assert named_layers(adapted, ["layers.1.mlp", 0, "last"]).keys() == {"layers.1.mlp", "0", "last"}
-
-
-@pytest.mark.parametrize(
-    ("layers", "words"),
-    [
+    for wanted, words in [
         (["layers.1.mpl"], "the model has no layer 'layers.1.mpl'(.|\n)*did you mean 'layers.1.mlp'?"),
         ([2], "the model has no layer 2(.|\n)*0 to 1, or -1 to -2"),
         ([-3], "the model has no layer -3"),
         ([""], "the model has no layer ''"),
         ([0, "0"], "the layer 0 is named twice"),
         ([], "no layer is named"),
-    ],
-)
-def test_layers_that_are_not_there_are_named_with_the_nearest(model, layers, words):
-    with pytest.raises(InputError, match=words):
-        named_layers(model, layers)
-
-
-@pytest.mark.parametrize(
-    ("layer", "words"),
-    [
+    ]:
+        with pytest.raises(InputError, match=words):
+            named_layers(model, wanted)
+    adapted = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(task_type="CAUSAL_LM"))
+    assert named_layers(adapted, ["layers.1.mlp", 0, "last"]).keys() == {"layers.1.mlp", "0", "last"}
+    for layer, words in [
         ("layers", "the layer layers is passed 0 times"),
         ("rotary_emb", r"the layer rotary_emb gives a tensor \[1, \d+, \d+\], not a vector for each token"),
-    ],
-)
-def test_layers_without_a_vector_a_token_are_named_and_no_hook_stays(model, prompts, layer, words):
-    before = num_hooks(model)
-    with pytest.raises(InputError, match=words):
-        collect(model, prompts, [layer, 0], batch_rows=2)
-    assert num_hooks(model) == before
-
-
-def test_normalised_vectors_have_length_1(model, prompts):
-    plain = collect(model, prompts, ["last"])["last"]
-    found = collect(model, prompts, ["last"], normalize=True)["last"]
-    np.testing.assert_allclose(found, plain / np.linalg.norm(plain, axis=1, keepdims=True), rtol=1e-5)
+    ]:
+        before = num_hooks(model)
+        with pytest.raises(InputError, match=words):
+            collect(model, prompts, [layer, 0], batches=2)
+        assert num_hooks(model) == before
 
 
 @pytest.mark.parametrize("pooling", ["mean", None])
 def test_what_is_kept_on_disk_is_what_is_kept_in_memory(model, prompts, tmp_path, pooling):
-    held = collect(model, prompts, [0, "lm_head"], pooling=pooling)
-    kept = collect(model, prompts, [0, "lm_head"], pooling=pooling, folder=tmp_path)
-    assert {name: values.tobytes() for name, values in held.items()} == {
-        name: values.tobytes() for name, values in kept.items()
+    held, kept = (collect(model, prompts, [0, "lm_head"], pooling=pooling, folder=each) for each in (None, tmp_path))
+    assert {name: each.tobytes() for name, each in held.items()} == {
+        name: each.tobytes() for name, each in kept.items()
     }
     assert list(tmp_path.iterdir()) == []
 
 
 def test_rows_that_ran_out_of_memory_are_passed_again_in_smaller_batches(model, prompts):
-    expected = collect(model, prompts, [0], batch_rows=2)["0"]
+    expected = collect(model, prompts, [0], batches=2)["0"]
     at_once, before = RowsAtOnce(8), num_hooks(model)
     with RunsOut(model.model, lambda rows, tokens, number: rows > 3):
-        found = collect(model, prompts, [0], batch_rows=at_once)["0"]
+        found = collect(model, prompts, [0], batches=at_once)["0"]
     assert at_once.num_rows == 2
     np.testing.assert_array_equal(found, expected)
     assert num_hooks(model) == before

@@ -10,14 +10,7 @@ from tests.infer.families import rows_of as rows_with_keys
 from brim.batching import ByLength, ByRows
 from brim.batching.prober import NoPeak
 from brim.errors import OutOfMemoryError
-from brim.infer.engines import (
-    RowsAtOnce,
-    RowsByCost,
-    RowsByTrial,
-    batches as batches_of,
-    batching as module,
-    longest_first,
-)
+from brim.infer.engines import RowsAtOnce, RowsByCost, RowsByTrial, batching as module, longest_first
 
 
 def rows_of(lengths):
@@ -86,11 +79,7 @@ def test_it_halves_and_goes_on_where_it_was_and_keeps_the_smaller_number():
     )
     assert run(at_once, [4] * 6, 9, order=[0, 1]).tried == [[0], [1]]
     assert len(told) == 2
-    assert batches_of(at_once) is at_once
-    assert batches_of(3).num_rows == 3
-
-
-def test_what_fails_is_halved_not_what_was_asked_for():
+    # What fails is halved, not what was asked for.
     assert run(RowsAtOnce(3), [1, 1, 4, 4], 4, order=range(4)).tried == [[0, 1, 2], [0], [1], [2], [3]]
 
 
@@ -108,24 +97,17 @@ def test_rows_are_cut_under_the_cap_and_memory_that_ran_out_lowers_it():
     }  # fmt: skip
     assert str(smaller).endswith("they are run again, and from now on in batches of up to 1.2 KiB")
     assert len(run(batches, [4] * 16, 20, order=range(6)).tried) == 2
+    run(RowsByCost(ByRows(max_rows=4), on_smaller=told.append), [4] * 4, 8)  # a cutter by rows
+    assert (told[1].after, told[1].unit) == (2, "rows")
 
 
-def test_a_cutter_by_rows_tells_rows():
-    told = []
-    run(RowsByCost(ByRows(max_rows=4), on_smaller=told.append), [4] * 4, 8)
-    assert [(each.after, each.unit) for each in told] == [(2, "rows")]
-
-
-def test_tokens_double_while_twice_what_was_measured_fits():
+def test_tokens_double_while_they_fit_and_are_not_enough(monkeypatch):
     rows = rows_of([4] * 40)
     device = Device(rows, 10_000)
     RowsByTrial(Meter(device, 170)).run(rows, longest_first(rows), device, doing="evaluation")
     # 90% of 170 are 153: after 4, 8 and 16 tokens twice as many fit, after 32 they would make 164.
     assert device.sizes == [1, 2, 4, 8, 8, 8, 8, 1]
     assert device.done == list(range(40))
-
-
-def test_tokens_double_up_to_what_is_enough_or_memory_runs_out(monkeypatch):
     told = []
     batches = RowsByTrial(NoPeak(), on_smaller=told.append)
     assert run(batches, [4] * 16, 24).sizes == [1, 2, 4, 8, 4, 4, 1]
@@ -187,17 +169,3 @@ def test_what_the_listener_raises_passes():
 
     with pytest.raises(KeyError, match="1"):
         run(RowsAtOnce(2, on_smaller=refuse), [4, 4], 4)
-
-
-def test_what_fewer_rows_never_cure_is_raised_as_it_is(monkeypatch):
-    """oneDNN's message has several causes: under a limit fewer rows are tried, and at the last it was not memory."""
-    monkeypatch.setattr("brim.batching.oom._host_room_bytes", lambda: 80 << 30)
-    tried = []
-
-    def work(positions):
-        tried.append(len(positions))
-        raise RuntimeError("could not create a primitive")
-
-    with pytest.raises(RuntimeError, match=r"^could not create a primitive$"):
-        RowsAtOnce(8).run(rows_of([5] * 8), np.arange(8), work, doing="evaluation")
-    assert tried == [8, 4, 2, 1, 1]

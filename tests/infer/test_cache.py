@@ -69,17 +69,11 @@ class Mirror:
         self.cache.remove(slot)
 
 
-def mirrored(*, layers=1, rows, columns, end, lengths):
-    """A cache with its mirror, and prompts that have been read."""
-    cache = RowCache(layers, rows=rows, columns=columns)
-    mirror = Mirror(cache)
-    cache.lay_out(columns=columns, end=end)
-    mirror.enter(lengths)
-    return cache, mirror
-
-
 def test_a_prompt_is_seen_whole_and_then_its_window():
-    cache, mirror = mirrored(layers=2, rows=3, columns=10, end=4, lengths=[4, 2, 1])
+    cache = RowCache(2, rows=3, columns=10)
+    mirror = Mirror(cache)
+    cache.lay_out(columns=10, end=4)
+    mirror.enter([4, 2, 1])
     assert (cache.starts, cache.end, cache.base) == ([0, 2, 3], 4, 0)
     # A mask is sized as older transformers ask for it, too.
     assert cache.layers[0].get_mask_sizes(torch.arange(4, 6)) == cache.layers[0].get_mask_sizes(2) == (6, 0)
@@ -87,27 +81,6 @@ def test_a_prompt_is_seen_whole_and_then_its_window():
     mirror.step()
     mirror.leave(0)  # the last row takes its slot, and the longest no longer widens the window
     assert (cache.starts, cache.base) == ([3, 2], 2)
-    mirror.step()
-
-
-def test_columns_are_moved_to_the_front_when_they_are_used_up():
-    cache, mirror = mirrored(rows=2, columns=4, end=3, lengths=[3])
-    mirror.step()
-    assert cache.end == cache.columns
-    mirror.enter([2])
-    mirror.leave(0)
-    cache.lay_out(columns=4, end=cache.window)
-    assert (cache.end, cache.starts) == (2, [0])
-    mirror.step()
-
-
-def test_shorter_rows_become_more_in_the_same_memory():
-    cache, mirror = mirrored(rows=2, columns=12, end=5, lengths=[5, 4])
-    mirror.step()
-    mirror.leave(0)
-    cache.lay_out(columns=8, end=6)
-    assert cache.rows == 3
-    mirror.enter([2, 1])
     mirror.step()
 
 
@@ -140,11 +113,8 @@ def test_every_slot_is_in_one_window_that_holds_all_it_needs(starts):
     assert [slot for window in windows for slot in range(len(starts))[window.slots]] == list(range(len(starts)))
     for window in windows:
         assert window.unneeded == min(starts[window.slots]) - min(starts)
-
-
-def test_neighbours_share_a_window():
-    starts = [5] * 8 + [9, 7] + [8] * 6 + [30]
-    assert [window.unneeded for window in row_windows(starts)] == [0, 2, 25]
+    neighbours = row_windows([5] * 8 + [9, 7] + [8] * 6 + [30])
+    assert [window.unneeded for window in neighbours] == [0, 2, 25]
 
 
 @pytest.mark.parametrize("heads", [2, 6])
@@ -238,14 +208,10 @@ def test_as_many_rows_as_the_cap_allows_but_one_at_least():
     assert MemoryRoom(costs(), cap_bytes=10**9, most_rows=7).rows(30) == 7
 
 
-def test_beside_cells_that_are_there_fewer_rows_fit():
-    """1000 + 2 × 300 + 130 a row: three, where without the cells five would."""
+def test_beside_cells_that_are_there_fewer_rows_fit_and_after_a_lack_of_memory_rows_add_less():
     room = MemoryRoom(costs(), cap_bytes=2000)
+    # 1000 + 2 × 300 + 130 a row: three beside cells that are there, where without them five would fit.
     assert (room.rows(30), room.rows(30, cells=300)) == (5, 3)
-
-
-def test_after_a_lack_of_memory_rows_add_less():
-    room = MemoryRoom(costs(), cap_bytes=2000)
     room.shrink(rows=5, columns=30)  # 1950 bytes were predicted: the 950 that rows add become 665
     assert (room.cap_bytes, room.rows(30), room.prefill_tokens) == (1665, 3, 20)
     room.shrink(rows=100, columns=30)  # more rows than the cap allows were never run

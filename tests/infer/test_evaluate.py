@@ -18,29 +18,27 @@ from brim.config import LabelReader
 from brim.config.schema import OutputFeature
 from brim.data.tokens import TokenRow, TokenRows
 from brim.infer import (
+    Divergence,
     Interval,
     LabelCounts,
     Runner,
     Scores,
-    divergence,
     evaluate as module,
-    extract,
     intervals,
     label_measures,
-    logits_of,
     rows_to_score,
     score_batches,
-    score_measures,
     score_rows,
-    summarize,
     text_measures,
 )
 from brim.infer.engines import Response, RowsAtOnce, RowsByCost
 from brim.models import precision
 
 
-def score(model, rows, batch_rows):
-    return score_rows(model, rows, pad_id=1, batch_rows=batch_rows, **ON_CPU)
+def score(model, rows, batches):
+    return score_rows(
+        model, rows, pad_id=1, batches=RowsAtOnce(batches) if isinstance(batches, int) else batches, **ON_CPU
+    )
 
 
 def test_scores_equal_those_of_each_row_alone_in_order(model, rows):
@@ -136,8 +134,8 @@ def scores(loss, num_correct, num_supervised):
     )
 
 
-def test_means_are_over_tokens_and_sequence_accuracy_over_rows():
-    assert summarize(scores([2.0, 1.0, 6.0], [1, 2, 0], [1, 2, 6])) == {
+def test_means_are_over_tokens_sequence_accuracy_over_rows_and_perplexities_may_be_huge_or_none():
+    assert scores([2.0, 1.0, 6.0], [1, 2, 0], [1, 2, 6]).summary() == {
         "loss": 1.0,  # 9 / 9, not the mean of 2, 0.5 and 1
         "perplexity": math.e,
         "token_accuracy": 3 / 9,
@@ -145,36 +143,26 @@ def test_means_are_over_tokens_and_sequence_accuracy_over_rows():
         "num_rows": 3,
         "num_supervised_tokens": 9,
     }
-
-
-def test_perplexities_of_a_uniform_model_of_huge_losses_and_of_none():
-    assert summarize(scores([5 * math.log(300)], [0], [5]))["perplexity"] == pytest.approx(300)
-    assert summarize(scores([4000.0], [0], [5]))["perplexity"] == math.inf
-    found = intervals(score_measures(scores([4000.0, 1.0], [0, 0], [5, 5])), 2)
+    assert scores([5 * math.log(300)], [0], [5]).summary()["perplexity"] == pytest.approx(300)
+    assert scores([4000.0], [0], [5]).summary()["perplexity"] == math.inf
+    found = intervals(scores([4000.0, 1.0], [0, 0], [5, 5]).measures(), 2)
     assert found["perplexity"].high == math.inf
-    figures = summarize(scores([math.nan, 1.0], [0, 0], [1, 1]))
+    figures = scores([math.nan, 1.0], [0, 0], [1, 1]).summary()
     assert math.isnan(figures["loss"])
     assert math.isnan(figures["perplexity"])
 
 
-def loss_interval(some):
-    return intervals(score_measures(some), len(some.keys))["loss"]
-
-
-@pytest.mark.parametrize("num_rows", [1, 7])
-def test_equal_rows_leave_no_doubt(num_rows):
-    found = loss_interval(scores([3.0] * num_rows, [0] * num_rows, [2] * num_rows))
-    assert found == Interval(low=1.5, high=1.5)
-
-
 def test_measures_are_the_figures_and_their_intervals_hold_them():
     some = scores([2.0, 1.0, 6.0, 3.5], [1, 2, 0, 2], [1, 2, 6, 3])
-    measures, figures = score_measures(some), summarize(some)
+    measures, figures = some.measures(), some.summary()
     assert {name: measure.value for name, measure in measures.items()} == {name: figures[name] for name in measures}
     once = np.ones((1, 4))
     assert {name: measure.of(once)[0] for name, measure in measures.items()} == pytest.approx(
         {name: figures[name] for name in measures}
     )
+    for num_rows in (1, 7):  # equal rows leave no doubt
+        alike = scores([3.0] * num_rows, [0] * num_rows, [2] * num_rows).measures()
+        assert intervals(alike, num_rows)["loss"] == Interval(low=1.5, high=1.5)
     found = intervals(measures, 4)
     assert found["perplexity"].high == pytest.approx(math.exp(found["loss"].high), rel=1e-3)
     assert all(found[name].low <= figures[name] <= found[name].high for name in measures)
@@ -245,13 +233,6 @@ def by_hand(pairs):
     return sum(found) / len(found)
 
 
-def test_three_of_four():
-    # yes: 2 of 2 found, 3 named: F1 4/5. no: 1 of 2 found, 1 named: F1 2/3.
-    measures = label_measures(["yes", "yes", "no", "yes"], ["yes", "yes", "no", "no"])
-    assert measures["category_accuracy"].value == 0.75
-    assert measures["macro_f1"].value == pytest.approx((4 / 5 + 2 / 3) / 2)
-
-
 @given(pairs=st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=30), seed=st.integers(0, 9))
 def test_figures_of_all_rows_and_of_drawn_ones_are_those_of_a_second_implementation(pairs, seed):
     measures = label_measures(*map(list, zip(*pairs, strict=True)))
@@ -273,35 +254,25 @@ def _feature(*, constrained=False, **match):
     )
 
 
-def _reader(**match):
-    return LabelReader(_feature(**match))
-
-
 ANY = _feature(good=("contains", "good"))
 HINT = "; with output_features.0.decoder.constrain_to_vocabulary=true the model can write nothing but labels"
 
 
 def test_fallbacks_are_counted_and_told_from_answers_that_say_so():
     counts = LabelCounts()
-    labels = extract(
-        [" good", "none", "", "well", "Good."], _reader(good=("contains", "good"), none=("contains", "none")), counts
-    )
+    reader = LabelReader(_feature(good=("contains", "good"), none=("contains", "none")))
+    labels = counts.extract([" good", "none", "", "well", "Good."], reader)
     assert labels == ["good", "none", "none", "none", "good"]
     assert counts.record() == {"labels": {"none": 3, "good": 2}, "num_fallback": 2, "num_looked_at_in_part": 0}
     told = "2 of 5 responses name no label and got the fallback label"
     assert counts.notes(ANY) == [told + HINT]
     assert counts.notes(_feature(constrained=True, good=("contains", "good"))) == [told]  # cut by max_new_tokens, say
-
-
-def test_texts_that_were_not_looked_at_whole_are_counted():
-    reader, counts = _reader(good=("regex", r"\w+!"), bad=("contains", "bad")), LabelCounts()
-    assert extract(["fine!"], reader, counts) == ["good"]
-    assert extract(["a" * 5_000 + "!"], reader, counts) == ["none"]
-    assert counts.notes(ANY) == [
-        f"1 of 2 responses name no label and got the fallback label{HINT}",
-        "1 of 2 responses are so long that a regular expression could take over 10,000,000 steps; it looked at their "
-        "beginning alone",
-    ]
+    # A regular expression looks at the beginning of a long text alone.
+    reader, counts = LabelReader(_feature(good=("regex", r"\w+!"), bad=("contains", "bad"))), LabelCounts()
+    assert counts.extract(["fine!", "a" * 5_000 + "!"], reader) == ["good", "none"]
+    fallback, long = counts.notes(ANY)
+    assert fallback == f"1 of 2 responses name no label and got the fallback label{HINT}"
+    assert long.startswith("1 of 2 responses are so long that a regular expression could take over 10,000,000 steps")
     assert LabelCounts().notes(ANY) == []
 
 
@@ -314,7 +285,7 @@ def logits_in(*batches):
 
 
 def divergence_of(first, second):
-    return divergence(logits_in(*first), iter(logits_in(*second)))
+    return Divergence.between(logits_in(*first), iter(logits_in(*second)))
 
 
 def test_the_figures_are_means_over_the_tokens_of_all_batches_from_the_first_models_side():
@@ -332,10 +303,7 @@ def test_what_is_not_finite_is_never_near(broken):
     bad = [broken, 0.0]
     for first, second in (([HALF], [bad]), ([bad], [HALF]), ([HALF, HALF], [bad, HALF])):
         assert math.isnan(divergence_of(first, second).mean_kl)
-
-
-def test_no_tokens_are_no_agreement_and_other_tokens_a_mistake():
-    found = divergence([], iter([]))
+    found = Divergence.between([], iter([]))
     assert (found.num_tokens, math.isnan(found.mean_kl), math.isnan(found.same_top)) == (0, True, True)
     with pytest.raises(ValueError, match="shorter"):
         divergence_of([HALF, HALF], [HALF])
@@ -357,15 +325,12 @@ def logits_for(model, *supervised):
         TokenRow(key=key, input_ids=np.arange(len(marks), dtype=np.int32), supervised=np.array(marks, dtype=np.bool_))
         for key, marks in enumerate(supervised)
     )
-    return list(logits_of(model, rows, HOW, precision("fp32")))
+    return list(HOW.logits(model, rows, precision("fp32")))
 
 
-def test_logits_are_those_before_each_supervised_token():
+def test_logits_are_those_before_each_supervised_token_and_no_more_than_the_most(monkeypatch):
     parts = logits_for(Echo(), [False, True, True], [False, False, False, True], [True, False, True])
     assert [part.argmax(-1).tolist() for part in parts] == [[0, 1, 2], [1]]  # a first token has nothing before it
-
-
-def test_there_are_no_more_than_the_most(monkeypatch):
     monkeypatch.setattr(module, "_MOST_TOKENS", 4)
     rows = [[False, True, True]] * 6
     assert [len(part) for part in logits_for(Echo(), *rows)] == [4]

@@ -45,6 +45,9 @@ def test_a_greedy_token_is_the_likeliest_and_a_draw_depends_on_the_row_alone():
     together = chooser(**sampling).choose(scores, rows(6))
     assert together == [chooser(**sampling).choose(scores[i : i + 1], rows(6)[i : i + 1])[0] for i in range(6)]
     assert chooser(**sampling).choose(scores.flip(0), rows(6)[::-1]) == together[::-1]
+    assert uniform_numbers(1, 2, 3).tolist() == uniform_numbers(1, 2, 5)[:3].tolist()
+    numbers = [uniform_numbers(seed, key, 2) for seed, key in ((1, 2), (1, 3), (2, 2), (-1, 2))]
+    assert len(set(np.concatenate(numbers))) == 8
 
 
 def drawn_from(scores, number):
@@ -59,17 +62,6 @@ def test_draws_follow_the_probabilities_and_a_token_without_any_is_never_drawn()
     scores = torch.full((6,), -torch.inf)
     scores[[1, 4]] = 0.0
     assert set(drawn_from(scores, 2000)) == {1, 4}
-
-
-def test_numbers_differ_by_seed_key_and_token():
-    assert uniform_numbers(1, 2, 3).tolist() == uniform_numbers(1, 2, 5)[:3].tolist()
-    drawn = [
-        *uniform_numbers(1, 2, 2),
-        *uniform_numbers(1, 3, 2),
-        *uniform_numbers(2, 2, 2),
-        *uniform_numbers(-1, 2, 2),
-    ]
-    assert len(set(drawn)) == 8
 
 
 @pytest.mark.parametrize(
@@ -97,11 +89,8 @@ def test_scores_are_changed_as_transformers_changes_them(changes, model):
     settings = {**SETTINGS, "top_k": 50, **changes}
     if not settings["do_sample"]:
         del settings["top_k"]
-    row = Writing(
-        position=0, key=0, prompt=[5, 9, 4, 5], generated=[12, 4, 4][: 7 if "forced_eos_token_id" in changes else 3]
-    )
-    if "forced_eos_token_id" in changes:
-        row.generated = [12, 4, 4, 8, 8, 9, 9]
+    more = [8, 8, 9, 9] if "forced_eos_token_id" in changes else []
+    row = Writing(position=0, key=0, prompt=[5, 9, 4, 5], generated=[12, 4, 4, *more])
     scores = scores_of(1, vocabulary=model.config.vocab_size)
     config = GenerationConfig(**settings, max_length=len(row.prompt) + 8)
     config._eos_token_tensor = torch.tensor(settings["eos_token_id"])
@@ -115,14 +104,10 @@ def test_scores_are_changed_as_transformers_changes_them(changes, model):
             seen["scores"] = scores
             return super()._drawn(scores, rows)
 
-    watched = Watched({**settings, "do_sample": True, **_neutral(settings)}, seed=0, device=CPU)
+    neutral = {} if settings["do_sample"] else {"temperature": 1.0, "top_k": 0}  # sampling that changes nothing
+    watched = Watched({**settings, "do_sample": True, **neutral}, seed=0, device=CPU)
     watched.choose(scores.clone(), [row])
     assert torch.equal(seen["scores"], expected)
-
-
-def _neutral(settings):
-    """Sampling that changes nothing, for settings that do not sample."""
-    return {} if settings["do_sample"] else {"temperature": 1.0, "top_k": 0}
 
 
 def test_only_allowed_tokens_are_chosen():
@@ -208,22 +193,15 @@ def _engine(kind, model, labels=LABELS, **settings):
     )
 
 
-def test_in_batches_labels_are_those_of_one_by_one(model, prompts):
+def test_in_batches_labels_are_those_of_one_by_one_and_beams_and_samples_are_labels_too(model, prompts):
     expected = [_one_by_one(model, row.input_ids) for row in prompts]
     assert len({tuple(response.token_ids) for response in expected}) > 2  # or the test would show little
     for kind in (SlotsEngine, StaticEngine):
         assert respond_to(_engine(kind, model), prompts) == expected
-
-
-@pytest.mark.parametrize("settings", [{"num_beams": 3}, {"do_sample": True, "temperature": 5.0, "top_k": 0}])
-def test_beams_and_samples_are_labels_too(model, prompts, settings):
-    responses = respond_to(_engine(StaticEngine, model, **settings), prompts)
-    assert {tuple(response.token_ids) for response in responses} <= set(FORMS)
-    assert {response.finish_reason for response in responses} == {"stop"}
-
-
-def test_an_end_without_choice_takes_no_pass(model, prompts):
+    for settings in ({"num_beams": 3}, {"do_sample": True, "temperature": 5.0, "top_k": 0}):
+        responses = respond_to(_engine(StaticEngine, model, **settings), prompts)
+        assert {tuple(response.token_ids) for response in responses} <= set(FORMS)
+        assert {response.finish_reason for response in responses} == {"stop"}
     engine = _engine(SlotsEngine, model, {"yes": ((7,),), "no": ((9,),)}, max_new_tokens=2)
-    responses = respond_to(engine, prompts)
-    assert {response.end_id for response in responses} == {END}
-    assert engine.statistics.num_steps == 0  # the prompts' passes are all
+    assert {response.end_id for response in respond_to(engine, prompts)} == {END}
+    assert engine.statistics.num_steps == 0  # an end without choice takes no pass

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from brim.infer import Interval, intervals, mean_interval, paired_intervals, ratio, statistics as module
+from brim.infer import Interval, Measure, intervals, paired_intervals, statistics as module
 from brim.infer.statistics import t_quantile
 
 # NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, column 0.975.
@@ -16,18 +16,22 @@ T_QUANTILES = {
 
 
 def ratio_interval(numerator, denominator, **settings):
-    return intervals({"ratio": ratio(numerator, denominator)}, len(numerator), **settings)["ratio"]
+    return intervals({"ratio": Measure.ratio(numerator, denominator)}, len(numerator), **settings)["ratio"]
 
 
 def test_two_rows_give_their_three_means():
     # Draws with replacement are (a, a), (a, b), (b, a), (b, b), a quarter each: the 95% interval spans both ends.
     assert ratio_interval(np.array([1.0, 3.0]), np.array([1, 1])) == Interval(low=1.0, high=3.0)
+    found = ratio_interval(np.array([1.0, math.nan]), np.array([1, 1]))
+    assert (math.isnan(found.low), math.isnan(found.high)) == (True, True)
 
 
 def test_the_interval_of_a_mean_is_the_normal_one():
     """For many rows of one token, the bootstrap's interval tends to mean ± 1.96 σ / √n (percentile bootstrap)."""
     values = np.random.default_rng(1).normal(5.0, 2.0, size=2000)
     interval = ratio_interval(values, np.ones(2000, dtype=np.int64))
+    assert intervals({"mean": Measure.ratio(values)}, 2000)["mean"] == interval  # a mean is a ratio to the rows
+    assert Measure.ratio(values).value == pytest.approx(values.mean())
     half = 1.96 * values.std() / math.sqrt(2000)
     assert interval.low == pytest.approx(values.mean() - half, abs=0.15 * half)
     assert interval.high == pytest.approx(values.mean() + half, abs=0.15 * half)
@@ -58,16 +62,10 @@ def test_the_same_seed_gives_the_same_interval_and_bounded_memory_changes_no_fig
         assert ratio_interval(loss, tokens) == expected
 
 
-def test_a_mean_is_a_ratio_to_the_rows():
-    values = np.random.default_rng(4).normal(size=50)
-    assert ratio(values).value == pytest.approx(values.mean())
-    assert intervals({"mean": ratio(values)}, 50)["mean"] == ratio_interval(values, np.ones(50))
-
-
 def test_the_difference_of_paired_rows_is_surer_than_either():
     """What is common to both leaves: here all but a tenth for each row."""
     hard = np.random.default_rng(5).normal(3.0, 1.0, size=200)
-    ours, theirs = {"loss": ratio(hard - 0.1)}, {"loss": ratio(hard), "other": ratio(hard)}
+    ours, theirs = {"loss": Measure.ratio(hard - 0.1)}, {"loss": Measure.ratio(hard), "other": Measure.ratio(hard)}
     assert paired_intervals(ours, theirs, 200) == {"loss": Interval(low=pytest.approx(-0.1), high=pytest.approx(-0.1))}
     alone = intervals(ours, 200)["loss"]
     assert alone.high - alone.low > 0.2
@@ -76,15 +74,9 @@ def test_the_difference_of_paired_rows_is_surer_than_either():
 def test_the_interval_of_a_paired_difference_is_that_of_the_differences():
     generator = np.random.default_rng(6)
     a, b = generator.normal(size=300), generator.normal(size=300)
-    found = paired_intervals({"x": ratio(a)}, {"x": ratio(b)}, 300)["x"]
+    found = paired_intervals({"x": Measure.ratio(a)}, {"x": Measure.ratio(b)}, 300)["x"]
     direct = ratio_interval(a - b, np.ones(300))
     assert (found.low, found.high) == (pytest.approx(direct.low), pytest.approx(direct.high))
-
-
-def test_what_is_no_number_leaves_no_interval():
-    found = ratio_interval(np.array([1.0, math.nan]), np.array([1, 1]))
-    assert math.isnan(found.low)
-    assert math.isnan(found.high)
 
 
 def test_quantiles_are_those_of_the_tables_and_with_many_degrees_of_the_normal_distribution():
@@ -93,16 +85,16 @@ def test_quantiles_are_those_of_the_tables_and_with_many_degrees_of_the_normal_d
 
 
 def test_intervals_of_a_few_values_by_hand():
-    found = mean_interval([1.0, 2.0, 3.0])  # standard deviation 1
+    found = Interval.of_mean([1.0, 2.0, 3.0])  # standard deviation 1
     assert (found.low + found.high) / 2 == pytest.approx(2.0)
     assert found.high - 2.0 == pytest.approx(4.302653 / math.sqrt(3), abs=1e-6)
-    assert mean_interval([0.5] * 4) == Interval(low=0.5, high=0.5)
+    assert Interval.of_mean([0.5] * 4) == Interval(low=0.5, high=0.5)
     for values in ([], [1.0], [1.0, math.nan, 2.0], [1.0, math.inf]):
-        assert mean_interval(values) is None
+        assert Interval.of_mean(values) is None
 
 
 @pytest.mark.parametrize("number", [2, 3, 5])
 def test_it_holds_the_mean_in_95_of_100_cases(number):
     draws = np.random.default_rng(0).normal(3.0, 2.0, size=(4000, number))
-    held = [found.low <= 3.0 <= found.high for found in map(mean_interval, draws.tolist())]
+    held = [found.low <= 3.0 <= found.high for found in map(Interval.of_mean, draws.tolist())]
     assert np.mean(held) == pytest.approx(0.95, abs=3 * math.sqrt(0.95 * 0.05 / 4000))

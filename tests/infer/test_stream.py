@@ -53,13 +53,6 @@ def test_the_tokens_are_those_of_the_engine(model, prompts, settings):
         assert list(tokens) == response.token_ids
 
 
-def test_the_end_is_not_among_the_tokens(model, prompt):
-    free = list(streamed(model, prompt))
-    assert len(free) == 8
-    settings = {**GREEDY, "eos_token_id": [0, free[3]]}
-    assert list(streamed(model, prompt, settings=settings)) == free[: free.index(free[3])]
-
-
 def test_a_token_comes_before_the_next_one_is_made_and_the_callers_tensors_are_as_ever(model, prompt, read):
     num_passes = []
     for _ in streamed(model, prompt):
@@ -68,6 +61,9 @@ def test_a_token_comes_before_the_next_one_is_made_and_the_callers_tensors_are_a
         assert torch.is_grad_enabled()
     assert num_passes == list(range(1, 9))
     assert len(read) == 8
+    free = list(streamed(model, prompt))
+    settings = {**GREEDY, "eos_token_id": [0, free[3]]}  # the end is not among the tokens
+    assert list(streamed(model, prompt, settings=settings)) == free[: free.index(free[3])]
 
 
 @pytest.fixture
@@ -141,11 +137,8 @@ def test_what_prompts_have_in_common_is_read_once(model, prompts, prompt, read):
         found = respond(model, tokens, kept)
         assert read[0] == num_read
         assert found == respond(model, tokens)
-
-
-def test_it_becomes_larger_by_doubling_and_not_beyond_the_context(model, prompts, read):
     kept, tokens, num_whole = KeptCache(most_columns=128), prompts[0].input_ids.tolist(), 0
-    for turn in range(11):
+    for turn in range(11):  # it becomes larger by doubling, and not beyond the context
         read.clear()
         found = respond(model, tokens, kept)
         assert found == respond(model, tokens)
@@ -240,12 +233,12 @@ def sentencepiece(request, tiny_base):
     return like_sentencepiece(tiny_base, request.param)
 
 
-TEXT = "The sum is 12 — naïve? 你好, 世界! 👩‍👩‍👧 \n\n  two  spaces, ﷽ end "
-
-
 @pytest.fixture(scope="module", params=["byte level", "strip", "metaspace"])
 def encoder(request, tiny_base, byte_level):
     return byte_level if request.param == "byte level" else like_sentencepiece(tiny_base, request.param)
+
+
+TEXT = "The sum is 12 — naïve? 你好, 世界! 👩‍👩‍👧 \n\n  two  spaces, ﷽ end "
 
 
 def test_pieces_of_a_text_join_up_and_hold_no_half_characters(encoder):
@@ -257,25 +250,25 @@ def test_pieces_of_a_text_join_up_and_hold_no_half_characters(encoder):
     assert sum(map(bool, pieces)) > len(TEXT) / 3
 
 
-def test_a_character_of_several_tokens_comes_with_its_last_one(byte_level):
+def test_a_character_of_several_tokens_comes_with_its_last_one_and_without_bytes_nothing_is_held(byte_level, tiny_base):
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "one": 1, "two": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    assert pieces_of(encoder_of(words, tiny_base), [1, 2, 1]) == (["one", " two", " one"], "")
     (tokens,) = byte_level.encode(["a你b"], special_tokens=False)
     assert len(tokens) == 5
     assert pieces_of(byte_level, tokens) == (["a", "", "", "你", "b"], "")
     assert pieces_of(byte_level, tokens[:3]) == (["a", "", ""], "\N{REPLACEMENT CHARACTER}")
 
 
-def test_bytes_wait_until_the_run_of_them_is_over(sentencepiece):
+def test_bytes_wait_until_the_run_of_them_is_over_and_special_tokens_have_no_text(sentencepiece):
     """Whole characters become ���� when a byte that is none follows them in the same run."""
+    the = 261
+    assert pieces_of(sentencepiece, [1, the, 2, the, 1, 1, the]) == (["", "the", "", " the", "", "", " the"], "")
     heart = [3 + byte for byte in "❤".encode()]
     a = 262
     pieces, rest = pieces_of(sentencepiece, [a, *heart, a, *heart, 3 + 0xE4])
     assert (pieces, rest) == (["a", "", "", "", "❤a", "", "", "", ""], "\N{REPLACEMENT CHARACTER}" * 4)
     assert "".join(pieces) + rest == sentencepiece.decode([a, *heart, a, *heart, 3 + 0xE4], skip_special_tokens=True)
-
-
-def test_special_tokens_have_no_text_and_swallow_no_space(sentencepiece):
-    the = 261
-    assert pieces_of(sentencepiece, [1, the, 2, the, 1, 1, the]) == (["", "the", "", " the", "", "", " the"], "")
 
 
 # Words more often than bytes, or there would hardly be a run that ends.
@@ -284,13 +277,6 @@ def test_special_tokens_have_no_text_and_swallow_no_space(sentencepiece):
 def test_any_tokens_join_up(encoder, tokens):
     pieces, rest = pieces_of(encoder, tokens)
     assert "".join(pieces) + rest == encoder.decode(tokens, skip_special_tokens=True)
-
-
-def test_a_vocabulary_without_bytes_holds_nothing_back(tiny_base):
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "one": 1, "two": 2}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    encoder = encoder_of(tokenizer, tiny_base)
-    assert pieces_of(encoder, [1, 2, 1]) == (["one", " two", " one"], "")
 
 
 def test_the_work_of_a_token_does_not_grow_with_the_text(byte_level):

@@ -3,9 +3,6 @@
 Also what both of brim's own engines do alike, and how configuration keys become transformers' settings.
 """
 
-import copy
-
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -26,17 +23,8 @@ from tests.infer.families import (
 from transformers import GenerationConfig as TheirConfig
 
 from brim.config.schema import GenerationConfig
-from brim.data.tokens import TokenRow, TokenRows
-from brim.errors import BrimError, InputError, OutOfMemoryError
-from brim.infer.engines import (
-    FixedRoom,
-    SlotsEngine,
-    StaticEngine,
-    end_ids_of,
-    generation_settings,
-    respond_to,
-    why_not_slots,
-)
+from brim.errors import InputError, OutOfMemoryError
+from brim.infer.engines import FixedRoom, SlotsEngine, StaticEngine, end_ids_of, generation_settings, respond_to
 from brim.infer.engines.base import is_misled_by_its_batch
 
 pytestmark = pytest.mark.run
@@ -65,19 +53,15 @@ def test_greedy_texts_do_not_depend_on_the_batch(family):
     end, expected = ended(whole)
     assert 0 < sum(map(len, expected)) < MOST_NEW * len(whole)
     how = {"settings": {**GREEDY, "max_new_tokens": MOST_NEW, "eos_token_id": [end]}, "seed": 0, **ON_CPU}
-    assert bool(why_not_slots(type(model), model.config, how["settings"])) == (family in RECURRENT)
+    misled = is_misled_by_its_batch(model, [5, 17, 33, 8, 90], pad_id=1, **ON_CPU)
+    assert misled == (family in MISLED)
+    assert bool(SlotsEngine.why_not(type(model), model.config, how["settings"])) == (family in RECURRENT)
     assert texts(respond_to(StaticEngine(model, room=FixedRoom(4, prefill_tokens=1), **how), rows)) == expected
     if family not in RECURRENT:
         slots = SlotsEngine(model, room=FixedRoom(3, prefill_tokens=24), **how)
         assert texts(respond_to(slots, rows)) == expected
         assert slots.statistics.num_prefills > 4  # rows took the place of others
-        assert slots.statistics.num_layouts > 1  # and the cache was laid out anew
-
-
-@pytest.mark.parametrize("family", sorted({*RECURRENT, "llama", "gpt2", "bloom"}))
-def test_what_its_batch_misleads_is_found_out(family):
-    misled = is_misled_by_its_batch(build(family), [5, 17, 33, 8, 90], pad_id=1, **ON_CPU)
-    assert misled == (family in MISLED)
+        assert slots.statistics.num_layouts > 1  # and the cache was laid out again
 
 
 @pytest.mark.parametrize(("rows", "batches"), [(1, [1] * 11), (4, [4, 4, 3]), (64, [11])])
@@ -172,25 +156,6 @@ def test_no_prompts_give_no_responses_and_refused_settings_are_the_users_mistake
         generate(model, prompts, kind=kind, settings={**GREEDY, "bad_words_ids": [[5000]]})
 
 
-def test_scores_that_are_not_finite_are_named(model):
-    broken = copy.deepcopy(model)
-    broken.model.norm.weight.data[:] = float("nan")
-    row = TokenRow(key=0, input_ids=np.array([5, 6], dtype=np.int32), supervised=np.zeros(2, dtype=bool))
-    with pytest.raises(BrimError, match="the probabilities of the next token are not finite") as caught:
-        generate(broken, TokenRows.from_rows([row]), settings=SAMPLING)
-    assert caught.value.exit_code == 1
-
-
-@pytest.mark.parametrize(("own", "expected"), [(None, [7]), (7, [7]), (9, [7, 9]), ([9, 7, 8], [7, 9, 8])])
-def test_the_models_own_ends_count_too(model, own, expected):
-    before = model.generation_config.eos_token_id
-    model.generation_config.eos_token_id = own
-    try:
-        assert end_ids_of(model.generation_config, 7) == expected
-    finally:
-        model.generation_config.eos_token_id = before
-
-
 @pytest.mark.parametrize(
     "keys",
     [
@@ -232,22 +197,18 @@ def settings_of(**keys):
     return generation_settings(GenerationConfig(**keys), pad_id=1, end_ids=[0, 9])
 
 
-def test_the_defaults_sample_as_ludwig_does():
+def test_what_transformers_is_given():
     assert settings_of(max_new_tokens=5).items() >= {
         "max_new_tokens": 5, "do_sample": True, "temperature": 0.1, "top_k": 50, "top_p": 1.0, "num_beams": 1,
         "use_cache": True, "pad_token_id": 1,
     }.items()  # fmt: skip
     assert settings_of()["eos_token_id"] == [0, 9]
-
-
-@pytest.mark.parametrize("keys", [{"do_sample": False}, {"temperature": 0.0}, {"temperature": 0.0, "do_sample": True}])
-def test_greedy_decoding_drops_what_shapes_sampling(keys):
-    found = settings_of(**keys)
-    assert found["do_sample"] is False
-    assert not {"temperature", "top_k", "top_p", "typical_p", "epsilon_cutoff", "eta_cutoff"} & found.keys()
-
-
-def test_what_transformers_is_given_of_beams_tokens_and_lists():
+    for keys in ({"do_sample": False}, {"temperature": 0.0}, {"temperature": 0.0, "do_sample": True}):
+        found = settings_of(**keys)  # greedy decoding drops what shapes sampling
+        assert found["do_sample"] is False
+        assert not {"temperature", "top_k", "top_p", "typical_p", "epsilon_cutoff", "eta_cutoff"} & found.keys()
+    for own, expected in [(None, [7]), (7, [7]), (9, [7, 9]), ([9, 7, 8], [7, 9, 8])]:
+        assert end_ids_of(TheirConfig(eos_token_id=own), 7) == expected
     assert not {"length_penalty", "early_stopping"} & settings_of(length_penalty=2.0, early_stopping=True).keys()
     beams = settings_of(num_beams=3, length_penalty=2.0, early_stopping=True)
     assert (beams["length_penalty"], beams["early_stopping"]) == (2.0, True)

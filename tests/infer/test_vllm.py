@@ -12,7 +12,6 @@ from tests.infer.families import GREEDY as USUAL
 from brim.errors import BrimError, InputError, OutOfMemoryError
 from brim.infer.engines import Response, VllmEngine, VllmModel, respond_to, vllm as vllm_module
 from brim.infer.engines.base import row_seed
-from brim.infer.engines.vllm import why_not_vllm
 from brim.models import precision
 
 OF_VLLM = {**USUAL, "max_new_tokens": 3, "eos_token_id": [0, 9]}
@@ -48,18 +47,10 @@ def test_what_vllm_is_started_with_and_that_greedy_is_a_temperature_of_nothing(m
     respond_to(vllm(), prompts)
     (made,) = engines.made
     assert {key: value for key, value in dataclasses.asdict(made.args).items() if value is not None} == {
-        "model": "/base",
-        "skip_tokenizer_init": True,
-        "trust_remote_code": False,
-        "dtype": "bfloat16",
-        "seed": 5,
-        "gpu_memory_utilization": 0.7,
-        "max_model_len": 60 + 3,
-        "generation_config": "vllm",
-        "disable_log_stats": True,
-        "enable_lora": False,
-        "max_lora_rank": 16,
-    }
+        "model": "/base", "skip_tokenizer_init": True, "trust_remote_code": False, "dtype": "bfloat16", "seed": 5,
+        "gpu_memory_utilization": 0.7, "max_model_len": 60 + 3, "generation_config": "vllm", "disable_log_stats": True,
+        "enable_lora": False, "max_lora_rank": 16,
+    }  # fmt: skip
     params = made.submitted[0][2]
     assert (params.temperature, params.seed, params.top_k) == (0.0, None, 0)
 
@@ -142,29 +133,16 @@ def test_its_other_failures_are_told_and_that_it_must_be_installed(monkeypatch, 
         vllm()
 
 
-@pytest.mark.parametrize(
-    ("keys", "reason"),
-    [
-        ({}, ""),
-        ({"top_k": 50, "typical_p": 1.0, "use_cache": True}, ""),
-        ({"num_beams": 2}, "generation.num_beams is not passed on to it"),
-        ({"bad_words_ids": [[3]]}, "generation.bad_words_ids is not passed on to it"),
-        ({"max_time": 1.0}, "generation.max_time is not passed on to it"),
-    ],
-)
-def test_settings_that_vllm_is_not_asked_to_honour(keys, reason):
-    assert why_not_vllm({**OF_VLLM, **keys}, precision=precision("fp32"), device=torch.device("cuda")) == reason
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_settings_devices_precisions_and_labels_that_vllm_is_not_for(monkeypatch):
+    install(monkeypatch, write)
+    vllm(settings={**OF_VLLM, "top_k": 50, "typical_p": 1.0, "use_cache": True})
+    for keys in ({"num_beams": 2}, {"bad_words_ids": [[3]]}, {"max_time": 1.0}):
+        with pytest.raises(InputError, match=f"generation.{next(iter(keys))} is not passed on to it"):
+            vllm(settings={**OF_VLLM, **keys})
+    for changes, words in [
         ({"device": torch.device("cpu")}, "it is for a CUDA GPU, and the device is cpu"),
         ({"precision": precision("bf16-mixed")}, "precision is bf16-mixed, and it has no mixed one"),
         ({}, "responses are limited to labels"),
-    ],
-)
-def test_devices_and_precisions_and_labels(monkeypatch, changes, words):
-    install(monkeypatch, write)
-    with pytest.raises(InputError, match=words):
-        vllm(dataclasses.replace(MODEL, **changes), constraint=None if changes else object())
+    ]:
+        with pytest.raises(InputError, match=words):
+            vllm(dataclasses.replace(MODEL, **changes), constraint=None if changes else object())

@@ -144,7 +144,7 @@ def test_every_job_of_a_model_lifts_the_limit(card, monkeypatch):
 
     monkeypatch.setattr(Model, "_open", limited)
     monkeypatch.setattr(Model, "_opened", limited)  # for a training
-    monkeypatch.setattr("brim.model.check_run_folder", lambda *arguments, **keys: None)
+    monkeypatch.setattr("brim.model.RunFolder.check", lambda *arguments, **keys: None)
     model = Model({"base_model": "none", "dataset": "none", "trainer": {"type": "finetune"}})
     jobs = {"train": [], "evaluate": [], "predict": [], "generate": ["a"], "collect_activations": ["last"]}
     for method, arguments in jobs.items():

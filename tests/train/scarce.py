@@ -15,16 +15,7 @@ from brim.batching import BatchSchedule, ByRows
 from brim.config.schema import FinetuneTrainer, GradientClippingConfig
 from brim.data.tokens import TokenRow, TokenRows
 from brim.models import LLM, precision
-from brim.train import (
-    CheckpointStore,
-    LearningRate,
-    Loop,
-    RunLength,
-    TrainState,
-    build_optimizer,
-    learning_rate_of,
-    length_of,
-)
+from brim.train import CheckpointStore, LearningRate, Loop, RunLength, TrainState, build_optimizer
 from brim.train.job import Stopping, TrainJob, measure_every
 from brim.train.optimizer import FixedBetas, update_rates
 
@@ -50,9 +41,8 @@ def rows_of(lengths=LENGTHS) -> TokenRows:
 
 def run_length(*, num_rows, size, epochs, **settings) -> RunLength:
     """Of a run whose effective batch does not move."""
-    return RunLength(
-        num_rows=num_rows, schedule=BatchSchedule.constant(size), **{"total_samples": epochs * num_rows, **settings}
-    )
+    settings = {"total_samples": epochs * num_rows, **settings}
+    return RunLength(num_rows=num_rows, schedule=BatchSchedule.constant(size), **settings)
 
 
 def make_model(dropout=0.0) -> LlamaForCausalLM:
@@ -186,15 +176,9 @@ class Run:
         self.cutter = cutter or Watched(max_rows=2)
         rows = rows_of(lengths)
         if trainer is None:
-            often = {"epochs": epochs, "steps_per_checkpoint": steps_per_checkpoint}
-            length = run_length(num_rows=len(rows), size=size, **often)
-            built = optimizer(self.model.parameters())
-            course = {
-                "optimizer": built,
-                "rates": FixedBetas(built),
-                "learning_rate": LearningRate(peak=0.1, total_samples=length.total_samples),
-                "length": length,
-            }
+            length = run_length(num_rows=len(rows), size=size, epochs=epochs, steps_per_checkpoint=steps_per_checkpoint)
+            built, rate = optimizer(self.model.parameters()), LearningRate(peak=0.1, total_samples=length.total_samples)
+            course = {"optimizer": built, "rates": FixedBetas(built), "learning_rate": rate, "length": length}
         else:
             course = course_of(trainer, self.model, rows)
         self.job = TrainJob(
@@ -234,15 +218,30 @@ def course_of(keys, model, rows) -> dict[str, object]:
     trainer = FinetuneTrainer.model_validate(
         {"type": "finetune", "epochs": 2, "learning_rate": 0.1, "batch_beta2_scaling": False, **keys}
     )
-    length = length_of(trainer, rows, seed=SEED)
+    length = RunLength.of(trainer, rows, seed=SEED)
     built = build_optimizer(trainer.optimizer, model.parameters())
     return {
         "optimizer": built,
         "rates": update_rates(trainer, built, final_size=length.schedule.final_size),
-        "learning_rate": learning_rate_of(trainer, rows, length, seed=SEED),
+        "learning_rate": LearningRate.of(trainer, rows, length, seed=SEED),
         "length": length,
         "measure_every": measure_every(trainer),
     }
+
+
+def small_net(seed=0) -> nn.Sequential:
+    """Weights of 768, 32, 64 and 2 elements."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(24, 32), nn.Tanh(), nn.Linear(32, 2))
+
+
+def train_net(model, optimizer, *, steps, seed) -> None:
+    torch.manual_seed(seed)
+    FixedBetas(optimizer).set(size=1, learning_rate=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(16, 24)).square().sum().backward()
+        optimizer.step()
 
 
 def equal(first, second) -> bool:

@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.train.scarce import small_net, train_net
 from torch import nn
 
 from brim.config import load_config
 from brim.errors import CheckpointError
 from brim.train import CheckpointStore, build_optimizer, restore_weights
 from brim.train.checkpoint import optimizer_state, restore_optimizer, trained_weights
-from brim.train.optimizer import FixedBetas
 
 
 def save(store, step, best_step=None):
@@ -77,31 +77,28 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_taken(store, tmp_
         assert "the checkpoint of step 2 is damaged" in refused
 
 
-def test_no_whole_checkpoint_and_the_folder_of_another_step_are_errors_that_name_each(store, tmp_path):
+def test_no_whole_checkpoint_the_folder_of_another_step_and_a_wrong_manifest_are_errors_that_name_each(store, tmp_path):
     save(store, 1)
-    (tmp_path / "step-00000001").rename(tmp_path / "step-00000003")
+    folder = tmp_path / "step-00000001"
+    folder.rename(tmp_path / "step-00000003")
     with pytest.raises(CheckpointError, match=r"the checkpoint of step 3 is damaged \(its state is that of another"):
         store.load(3)
-    (tmp_path / "step-00000003").rename(tmp_path / "step-00000001")
-    (tmp_path / "step-00000001" / "state.json").write_text("{}")
+    (tmp_path / "step-00000003").rename(folder)
+    whole = json.loads((folder / "manifest.json").read_text())
+    for name in ("../step-00000001/model.safetensors", "/etc/hostname"):
+        (folder / "manifest.json").write_text(json.dumps({**whole, name: "0" * 64}))
+        with pytest.raises(
+            CheckpointError, match=rf"step 1 is damaged \(manifest.json names paths outside .*: {name}\)"
+        ):
+            store.load(1)
+    (folder / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"step 1 is damaged \(manifest.json names no model.safetensors, optim"):
+        store.load(1)
+    (folder / "state.json").write_text("{}")
+    (folder / "manifest.json").write_text(json.dumps(whole))
     words = r"no whole checkpoint is left: the checkpoint of step 1 is damaged \(state"
     with pytest.raises(CheckpointError, match=words):
         store.load_newest()
-
-
-def test_a_manifest_that_leaves_files_out_or_names_what_lies_outside_is_damage(store, tmp_path):
-    for name in ("../step-00000001/model.safetensors", "/etc/hostname"):
-        save(store, 1, best_step=1)
-        save(store, 2, best_step=1)
-        manifest = tmp_path / "step-00000002" / "manifest.json"
-        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), name: "0" * 64}))
-        checkpoint, refused = store.load_newest()
-        assert checkpoint.step == 1
-        outside = f"manifest.json names paths outside the folder: {name}"
-        assert refused == [f"the checkpoint of step 2 is damaged ({outside})"]
-    manifest.write_text("{}")
-    with pytest.raises(CheckpointError, match=r"step 2 is damaged \(manifest.json names no model.safetensors, optim"):
-        store.load(2)
 
 
 def test_a_save_that_fails_leaves_the_checkpoint_before_it_whole(store, tmp_path):
@@ -134,12 +131,8 @@ def from_config(name, **keys):
 
 
 OPTIMIZERS = {
-    "adam": lambda p: torch.optim.Adam(p, lr=0.1),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
-    "sgd with momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
-    "lion": from_config("lion"),
+    **{name: from_config(name) for name in ("adam", "adamw", "sgd", "adafactor", "lion")},
+    "sgd with momentum": from_config("sgd", momentum=0.9),
     **{
         f"{name}_8bit": from_config(f"{name}_8bit", min_8bit_size=64)
         for name in ("adam", "adamw", "lion", "sgd", "rmsprop", "adagrad")
@@ -147,33 +140,19 @@ OPTIMIZERS = {
 }
 
 
-def make(seed):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(24, 32), nn.Tanh(), nn.Linear(32, 2))
-
-
-def train(model, optimizer, *, seed):
-    torch.manual_seed(seed)
-    FixedBetas(optimizer).set(size=1, learning_rate=0.01)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(16, 24)).square().sum().backward()
-        optimizer.step()
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_goes_on_bit_by_bit_from_states_in_a_file(name, tmp_path):
-    model, other = make(0), make(9)
+    model, other = small_net(0), small_net(9)
     optimizer = OPTIMIZERS[name](model.parameters())
-    train(model, optimizer, seed=1)
+    train_net(model, optimizer, steps=3, seed=1)
     tensors, numbers = optimizer_state(optimizer)
     save_file(tensors, tmp_path / "optimizer.safetensors")
     numbers = json.loads(json.dumps(numbers))
     restore_weights(other, {key: value.clone() for key, value in trained_weights(model).items()})
     continued = OPTIMIZERS[name](other.parameters())
     restore_optimizer(continued, load_file(tmp_path / "optimizer.safetensors"), numbers)
-    train(model, optimizer, seed=2)
-    train(other, continued, seed=2)
+    train_net(model, optimizer, steps=3, seed=2)
+    train_net(other, continued, steps=3, seed=2)
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), other.parameters(), strict=True))
     ours, theirs = optimizer_state(optimizer), optimizer_state(continued)
     assert ours[1] == theirs[1]

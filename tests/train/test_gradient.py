@@ -47,17 +47,17 @@ def by_autograd(model, indices, groups):
         batch = collate([rows[int(i)] for i in indices[group]], pad_id=1)
         loss = next_token_loss(model, batch) / num_supervised
         shares.append(torch.cat([g.flatten().double() for g in torch.autograd.grad(loss, parameters)]))
-    return NoiseMeasurement.of(
+    expected = NoiseMeasurement.of(
         squared_sum=float(sum(shares).square().sum()),
         squared_shares=[float(share.square().sum()) for share in shares],
         weights=[int(rows.num_supervised[indices[group]].sum()) for group in groups],
         num_rows=len(indices),
     )
+    return pytest.approx((expected.squared_gradient, expected.gradient_variance), rel=1e-5)
 
 
-def assert_close(measurement, expected):
-    assert measurement.squared_gradient == pytest.approx(expected.squared_gradient, rel=1e-5)
-    assert measurement.gradient_variance == pytest.approx(expected.gradient_variance, rel=1e-5)
+def figures(measurement):
+    return measurement.squared_gradient, measurement.gradient_variance
 
 
 def tied():
@@ -87,7 +87,7 @@ def test_measurements_are_of_gradients_computed_apart_and_gradients_those_of_the
     measured = grads(model)
     groups = [part.micro_batch.rows.tolist() for part in outcome.parts]
     assert groups == [[0, 1], [2, 3], [4, 5], [6, 7], [8], [9], [10], [11]]
-    assert_close(gradient.noise, by_autograd(model, BATCH, groups))
+    assert figures(gradient.noise) == by_autograd(model, BATCH, groups)
     same_cut = Given([[part.micro_batch for part in outcome.parts]])
     same = summed(gradient_of(model, cutter=same_cut), BATCH)
     assert outcome.loss == same.loss
@@ -98,26 +98,17 @@ def test_measurements_are_of_gradients_computed_apart_and_gradients_those_of_the
     assert apart(measured, grads(model)) < 1e-6
     if make is make_model:  # a batch of few rows is measured row by row
         summed(gradient, FEW, measures_noise=True)
-        assert_close(gradient.noise, by_autograd(model, FEW, [[row] for row in range(5)]))
+        assert figures(gradient.noise) == by_autograd(model, FEW, [[row] for row in range(5)])
 
 
-def test_a_loss_scale_is_divided_out():
-    """To the bit, since scales are powers of two."""
-    model = make_model()
-    gradient, scaled = (
-        gradient_of(model, scaler=scaler)
-        for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**12, enabled=True))
-    )
-    summed(gradient, BATCH, measures_noise=True)
-    summed(scaled, BATCH, measures_noise=True)
-    assert scaled.noise == gradient.noise
-
-
-def test_no_measurement_without_noise_to_measure_or_a_finite_gradient():
+def test_no_measurement_without_noise_to_measure_or_a_finite_gradient_and_a_loss_scale_is_divided_out():
     model = make_model()
     gradient = gradient_of(model)
     summed(gradient, FEW, measures_noise=True)
     assert gradient.noise is not None
+    scaled = gradient_of(model, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**12, enabled=True))
+    summed(scaled, FEW, measures_noise=True)
+    assert scaled.noise == gradient.noise  # to the bit, since scales are powers of two
     summed(gradient, FEW)
     assert gradient.noise is None
     summed(gradient, FEW[:1], measures_noise=True)
@@ -149,18 +140,16 @@ def test_a_step_that_begins_anew_is_measured_anew_in_order(number):
 
 def test_hooks_are_there_while_a_step_is_measured_and_not_after_it_failed():
     model = make_model()
-    gradient = gradient_of(model, cutter=ByRows(max_rows=1))
+    gradient, num_parameters = gradient_of(model, cutter=ByRows(max_rows=1)), len(list(model.parameters()))
 
     def num_hooks():
         return sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters())
 
     seen = []
-    watch = model.register_forward_hook(lambda *_: seen.append(num_hooks()))
-    num_parameters = len(list(model.parameters()))
-    summed(gradient, FEW, measures_noise=True)
-    summed(gradient, FEW)
+    with model.register_forward_hook(lambda *_: seen.append(num_hooks())):
+        summed(gradient, FEW, measures_noise=True)
+        summed(gradient, FEW)
     assert seen == [num_parameters] * 5 + [0] * 5
-    watch.remove()
     Shortage(model, rows_above=0)
     with pytest.raises(OutOfMemoryError, match="ran out of memory twice"):
         summed(gradient, FEW, measures_noise=True)

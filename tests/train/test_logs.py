@@ -14,7 +14,7 @@ from tests.gallery import usual
 import brim
 from brim.batching import MicroBatch
 from brim.errors import WriteError
-from brim.train import Curve, MetricsLog, Peak, RunFigures, binned, run_figures
+from brim.train import Curve, MetricsLog, Peak, RunFigures
 from brim.train.figures import MOST_POINTS
 from brim.train.logs import Peaks
 
@@ -142,7 +142,7 @@ def metrics(tmp_path):
 
 
 def test_totals_final_losses_and_curves(metrics):
-    found = run_figures(metrics)
+    found = RunFigures.of(metrics)
     assert found.losses == {"train": (2.0 * 2 + 1.0 * 6) / 8, "validation": 2.25, "test": 2.75}
     assert found.evaluated_tokens == {"validation": 7, "test": 5}
     assert (found.num_steps, found.num_samples, found.num_tokens, found.num_supervised_tokens) == (6, 24, 100, 38)
@@ -159,7 +159,7 @@ def test_a_last_step_that_was_left_out_consumed_its_rows(tmp_path):
         {"step": 2, "event": "skipped", "cause": "loss", "rows": [1], **counts},
         {"step": 2, "split": "validation", "loss": 3.5, "num_supervised_tokens": 7},
     ]
-    found = run_figures(write(tmp_path / "metrics.jsonl", records))
+    found = RunFigures.of(write(tmp_path / "metrics.jsonl", records))
     assert (found.num_steps, found.num_samples, found.num_tokens, found.num_supervised_tokens) == (2, 8, 30, 10)
     assert found.train_curve == Curve(tokens=(10,), loss=(4.0,), weights=(4,))
     assert found.validation_curve.tokens == (30,)
@@ -167,16 +167,16 @@ def test_a_last_step_that_was_left_out_consumed_its_rows(tmp_path):
 
 def test_runs_that_fell_apart_without_steps_and_of_many(path):
     lost = {"step": 1, "split": "validation", "loss": None, "num_supervised_tokens": 7}
-    found = run_figures(write(path, [step(1, None, tokens=1, supervised=1), lost]))
+    found = RunFigures.of(write(path, [step(1, None, tokens=1, supervised=1), lost]))
     assert math.isnan(found.losses["train"])
     assert math.isnan(found.losses["validation"])
     assert found.train_curve.tokens == found.validation_curve.tokens == ()
     assert RunFigures.of_json(json.loads(json.dumps(found.as_json()))).as_json() == found.as_json()
     with pytest.raises(ValueError, match="no step"):
-        run_figures(write(path, [{"step": 1, "event": "checkpoint"}]))
+        RunFigures.of(write(path, [{"step": 1, "event": "checkpoint"}]))
     steps = [step(n, float(n), tokens=10 * n, supervised=n) for n in range(1, 1001)]
     evaluations = [{**lost, "step": n, "loss": float(n)} for n in range(1, 1001)]
-    found = run_figures(write(path, [*steps, *evaluations]))
+    found = RunFigures.of(write(path, [*steps, *evaluations]))
     assert len(found.train_curve.tokens) == MOST_POINTS  # it is thinned
     assert found.train_curve.loss[0] == 3.0  # steps 1 to 5
     assert found.validation_curve.tokens == tuple(range(50, 10001, 50))
@@ -189,7 +189,7 @@ points = st.lists(st.tuples(st.integers(1, 1000), st.floats(-10, 10), st.integer
 def test_bins_keep_the_mean_and_the_end(drawn, num_bins):
     tokens = [sum(each[0] for each in drawn[: number + 1]) for number in range(len(drawn))]
     curve = Curve(tokens=tuple(tokens), loss=tuple(each[1] for each in drawn), weights=tuple(each[2] for each in drawn))
-    found = binned(curve, num_bins=num_bins)
+    found = curve.binned(num_bins)
     assert len(found.tokens) <= num_bins
     assert found.tokens[-1] == curve.tokens[-1]
     assert list(found.tokens) == sorted(set(found.tokens))
@@ -212,6 +212,7 @@ def scalars(folder):
             position += 12 + length + 4
             if event.session_log.status == SessionLog.START:
                 shown = {key: value for key, value in shown.items() if key[1] < event.step}
+            assert len(event.summary.value) != 1, "one event a record, not one a scalar: each has its price"
             for value in event.summary.value:
                 assert (value.tag, event.step) not in shown
                 shown[value.tag, event.step] = value.simple_value

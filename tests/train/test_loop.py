@@ -1,6 +1,5 @@
-"""A run whose memory runs out, or whose loss is no number, ends as the run that was spared, or before an update."""
+"""A run whose memory runs out, or whose loss is not finite, ends as the run that was spared, or before an update."""
 
-import json
 import math
 import re
 import shutil
@@ -8,16 +7,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from tests.conftest import make_llama, make_tokenizer
+from tests.gallery import usual
 from tests.train.scarce import LENGTHS, OUT, Given, Run, Shortage, Watched, apart, equal
-from transformers import PhiConfig, PhiForCausalLM
 
 import brim
 from brim.batching import ByLength, Costs, Surface
 from brim.config.schema import GradientClippingConfig
-from brim.errors import OutOfMemoryError, Problem
-from brim.train import checkpoint as checkpoint_module, clip_gradients, update as weight_update
+from brim.errors import BrimError, OutOfMemoryError, Problem
+from brim.train import checkpoint as checkpoint_module, clip_gradients, gradient, update as weight_update
 from brim.train.update import NotFinite, for_a_row, for_an_update
 
 
@@ -72,29 +69,17 @@ def test_the_losses_are_those_of_the_clean_run_and_to_the_bit_those_of_one_with_
     assert [step["num_micro_batches"] for step in clean().log.steps] == [4, 4, 2, 4, 4, 2]
     for counted in ("num_samples", "num_tokens", "num_supervised_tokens", "effective_batch_size", "learning_rate"):
         assert [s[counted] for s in scarce.log.steps] == [s[counted] for s in clean().log.steps]
-    # What happened is told with the keys of the rows, before the step that it happened in.
+    # What happened is written with the keys of the rows, before the step that it happened in.
     second = scarce.log.records.index(scarce.log.steps[1])
-    told, cap, replay = scarce.log.events
-    assert scarce.log.records[second - 3 : second] == [told, cap, replay]
-    lengths = sorted((LENGTHS[key - 100] for key in told["rows"]), reverse=True)
-    assert len(lengths) == 2
-    assert told == {
-        "step": 2, "event": "oom", "where": place, "micro_batch": micro_batch, "num_micro_batches": 4,
-        "rows": told["rows"], "padded_length": lengths[0], "predicted_bytes": None, "message": OUT,
-    }  # fmt: skip
-    assert cap == {"step": 2, "event": "cap", "before": 2, "after": 1, "unit": "rows"}
-    assert replay == {"step": 2, "event": "replay", "num_micro_batches": 8}
-
-
-def test_twice_in_a_row(tmp_path, clean):
-    scarce = Run(tmp_path / "scarce", cutter=Watched(max_rows=8))
-    Shortage(scarce.model, rows_above=2)
-    scarce.train()
-    assert [event["event"] for event in scarce.log.events] == ["oom", "cap", "replay"] * 2
-    assert {event["step"] for event in scarce.log.events} == {1}
-    assert [step["num_micro_batches"] for step in scarce.log.steps] == [4, 4, 2, 4, 4, 2]
-    np.testing.assert_allclose(scarce.log.losses, clean().log.losses, rtol=1e-5)
-    assert_same([scarce], Run(tmp_path / "same", cutter=Given(scarce.cutter.cuts)).train())
+    rows = scarce.log.events[0]["rows"]
+    assert len(rows) == 2
+    assert scarce.log.events == [
+        {"step": 2, "event": "oom", "where": place, "micro_batch": micro_batch, "num_micro_batches": 4, "rows": rows,
+         "padded_length": max(LENGTHS[key - 100] for key in rows), "predicted_bytes": None, "message": OUT},
+        {"step": 2, "event": "cap", "before": 2, "after": 1, "unit": "rows"},
+        {"step": 2, "event": "replay", "num_micro_batches": 8},
+    ]  # fmt: skip
+    assert scarce.log.records[second - 3 : second] == scarce.log.events
 
 
 @pytest.mark.parametrize("settings", [{"dropout": 0.5}, {"kind": "fp16-mixed"}], ids=str)
@@ -111,8 +96,8 @@ def test_dropout_and_the_loss_scale_of_fp16_are_those_of_a_run_with_the_same_cut
 
 @pytest.mark.parametrize(
     ("lengths", "size", "sizes"),
-    [(LENGTHS[:5], 32, [5, 5]), (LENGTHS[:9], 4, [4, 4, 1, 4, 4, 1]), ([7], 8, [1, 1]), ([6] * 6, 6, [6, 6])],
-    ids=["effective batch larger than the data", "a last batch of one row", "one row", "rows of equal length"],
+    [(LENGTHS[:5], 32, [5, 5]), (LENGTHS[:9], 4, [4, 4, 1, 4, 4, 1]), ([7], 8, [1, 1])],
+    ids=["effective batch larger than the data", "a last batch of one row", "one row"],
 )
 def test_odd_sizes(tmp_path, clean, lengths, size, sizes):
     scarce = Run(tmp_path, lengths=lengths, size=size)
@@ -201,14 +186,6 @@ def test_a_row_that_never_fits_is_named_and_what_was_learned_before_is_saved(tmp
     assert_same([run, rest], clean())
 
 
-def test_nothing_is_saved_where_nothing_was_learned(tmp_path):
-    run = Run(tmp_path)
-    Shortage(run.model, forward=range(1, 100))
-    problem = failed(run, match=r"step 1: row 1\d\d .* ran out of memory twice")
-    assert problem.fix.endswith("Nothing had been learned yet")
-    assert run.store.steps() == []
-
-
 def test_predicted_bytes_are_named_with_the_limit_and_peaks_kept_by_shape(tmp_path):
     def cutter(bytes_per_token, cap_bytes):
         values = ((bytes_per_token, 100 * bytes_per_token),)
@@ -217,7 +194,11 @@ def test_predicted_bytes_are_named_with_the_limit_and_peaks_kept_by_shape(tmp_pa
 
     run = Run(tmp_path / "failed", cutter=cutter(1024, 15 * 1024), lengths=[10], size=1)
     Shortage(run.model, forward=[1, 2])
-    failed(run, match=r"Tried .*\.; predicted: 10\.0 KiB; limit of a micro-batch: 15\.0 KiB")
+    problem = failed(
+        run, match=r"step 1: row 100 .* twice .*\.; predicted: 10\.0 KiB; limit of a micro-batch: 15\.0 KiB"
+    )
+    assert problem.fix.endswith("Nothing had been learned yet")
+    assert run.store.steps() == []
     run = Run(tmp_path / "run", cutter=cutter(10, 300))
     Shortage(run.model, forward=[1])
     peaks = run.train().loop.peaks
@@ -272,34 +253,34 @@ def test_a_half_update_goes_nowhere_and_the_run_continues_from_before(tmp_path, 
     assert equal(rest.weights, whole.weights)
 
 
-def test_other_errors_of_the_optimizer_are_left_as_they_are(tmp_path):
-    class Broken(torch.optim.SGD):
-        def step(self, closure=None):
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        Run(tmp_path, optimizer=lambda weights: Broken(weights, lr=0.0)).train()
-
-
-def failing(monkeypatch, module, name, fails_at):
+def failing(monkeypatch, module, name, fails_at, raised=None):
     """The module's function of this name runs out of memory in calls of these numbers, from 1."""
     calls, whole = [], getattr(module, name)
 
     def call(*given):
         calls.append(name)
         if len(calls) in fails_at:
-            raise out()
+            raise raised or out()
         return whole(*given)
 
     monkeypatch.setattr(module, name, call)
 
 
-def test_the_norm_is_tried_once_more(tmp_path, clean, monkeypatch):
+def failing_save(monkeypatch, fails_at, raised=None):
+    failing(monkeypatch, checkpoint_module, "save_file", fails_at, raised)
+
+
+def test_the_norm_and_saving_are_tried_once_more(tmp_path, clean, monkeypatch):
     clean()
     failing(monkeypatch, weight_update, "gradient_norm", {2})
+    failing_save(monkeypatch, {2}, out())
     run = Run(tmp_path).train()
-    assert run.log.events == [{"step": 2, "event": "oom", "where": "gradient norm", "message": OUT}]
+    assert run.log.events == [
+        {"step": step, "event": "oom", "where": where, "message": OUT}
+        for step, where in ((2, "gradient norm"), (3, "checkpoint"))
+    ]
     assert_same([run], clean())
+    assert (run.newest().step, run.store.load(3).step) == (6, 3)
 
 
 @pytest.mark.parametrize(("name", "fails_at"), [("gradient_norm", {2, 3}), ("clip", {2})])
@@ -360,30 +341,10 @@ def test_an_evaluation_that_cannot_be_had_is_owed_by_the_run_that_goes_on(tmp_pa
     assert (paid["train"]["best_step"], paid["owes_evaluation"]) == (3, False)
 
 
-def failing_save(monkeypatch, fails_at, raised=MemoryError):
-    calls, save = [], checkpoint_module.save_file
-
-    def call(tensors, path):
-        calls.append(path.name)
-        if len(calls) in fails_at:
-            raise raised
-        save(tensors, path)
-
-    monkeypatch.setattr(checkpoint_module, "save_file", call)
-
-
-def test_saving_is_tried_once_more(tmp_path, monkeypatch):
-    run = Run(tmp_path)
-    failing_save(monkeypatch, {2}, out())
-    run.train()
-    assert run.log.events == [{"step": 3, "event": "oom", "where": "checkpoint", "message": OUT}]
-    assert (run.newest().step, run.store.load(3).step) == (6, 3)
-
-
 def test_a_save_that_fails_twice_ends_the_run_and_leaves_the_checkpoint_before_it(tmp_path, clean, monkeypatch):
     run = Run(tmp_path)
     with monkeypatch.context() as patch:
-        failing_save(patch, {4, 5})  # three files a checkpoint
+        failing_save(patch, {4, 5}, MemoryError())  # three files a checkpoint
         problem = failed(run)
     assert problem.what == "memory ran out twice when the checkpoint of step 6 was written: MemoryError"
     assert problem.fix.endswith("--resume continues from the checkpoint of step 3, and does 3 steps again")
@@ -469,141 +430,109 @@ def test_gradients_are_clipped_and_the_norm_before_it_comes_back():
 # A step whose loss or gradient is not finite: no update; the rows of the micro-batch are named
 
 
-LETTER_Z = "Z"
-SKIPPED = [2, 4, 5]  # once an epoch of two steps, by the order of the rows
+EIGHT = LENGTHS[:8]  # of different lengths: one step of four micro-batches
 
 
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory):
-    """Base models whose letter Z is poisoned: NaN; or so small that the gradient of its norm overflows."""
-    folders = {}
-    for kind, value in {"loss": math.nan, "gradient": 1e-19}.items():
-        folder = folders[kind] = tmp_path_factory.mktemp(kind)
-        make_tokenizer(folder)
-        make_llama(folder, tie_word_embeddings=False, rms_norm_eps=0.0)
-        weights = load_file(folder / "model.safetensors")
-        embedding = weights["model.embed_tokens.weight"]
-        letter = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"][LETTER_Z]
-        embedding[letter] = value
-        embedding[1] = embedding[letter + 1]  # padding is zero, whose norm is none where nothing is added to it
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folders
+class Poisoned(Run):
+    """A run on rows one of which holds a token that no other has, and that makes its loss or gradient not finite."""
+
+    def __init__(self, folder, poison, *, lengths=EIGHT, **settings):
+        super().__init__(folder, lengths=lengths, steps_per_checkpoint=1, optimizer=adam, **settings)
+        rows = [row.input_ids.tolist() for row in self.job.rows]
+        everything = [token for row in rows for token in row]
+        places = [(row, token) for row, tokens in enumerate(rows) for token in tokens[2:-1]]
+        row, self.token = next(place for place in places if everything.count(place[1]) == 1)
+        order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+        at = order.index(row) // 2
+        self.at_fault = sorted(100 + number for number in order[2 * at : 2 * at + 2])
+        self.place = f"rows {self.at_fault[0]}, {self.at_fault[1]} (numbered from 0; micro-batch {at + 1} of 4)"
+        getattr(self, f"_poison_{poison}")()
+
+    def _poison_nan(self):
+        self.model.model.embed_tokens.weight.data[self.token] = math.nan
+
+    def _poison_infinite(self):
+        """The token's probability is 0 where it is asked for."""
+
+        def never(model, inputs, output):
+            output.logits = output.logits.index_fill(-1, torch.tensor([self.token]), -math.inf)
+
+        self.model.register_forward_hook(never)
+
+    def _poison_gradient(self):
+        seen = []
+        self.model.register_forward_pre_hook(
+            lambda model, args, given: seen.append(bool((given["input_ids"] == self.token).any())), with_kwargs=True
+        )
+        self.model.lm_head.weight.register_hook(lambda gradient: gradient * (math.inf if seen[-1] else 1.0))
 
 
-@pytest.fixture
-def rows():
-    """Eight rows, one step an epoch of four micro-batches; row 3 is the third longest, so that it is in the second."""
-    lengths = [3, 12, 14, 10, 5, 6, 2, 9]
-    questions = ["x " * length + ("Z" if key == 3 else "y") for key, length in enumerate(lengths)]
-    return {"question": questions, "answer": [" 1", " 2"] * 4, "split": [0] * 8}
-
-
-def trained_on(base, **trainer):
-    return {
-        "base_model": str(base),
-        "input_features": [{"name": "question", "type": "text"}],
-        "output_features": [{"name": "answer", "type": "text"}],
-        "preprocessing": {"split": "fixed"},
-        "trainer": {
-            "type": "finetune", "epochs": 3, "batch_size": 2, "effective_batch_size": 8, "skip_all_evaluation": True,
-            "steps_per_checkpoint": 1, **trainer,
-        },
-    }  # fmt: skip
-
-
-def records(run):
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [{key: value for key, value in line.items() if key not in ("seconds", "peak_bytes")} for line in lines]
-
-
-@pytest.mark.run
 @pytest.mark.parametrize(
     ("kind", "precision", "figures"),
     [
-        ("loss", "fp32", "loss nan, gradient norm nan"),
-        ("loss", "fp16-mixed", "loss nan, gradient norm nan"),
+        ("nan", "fp32", "loss nan, gradient norm nan"),
+        ("nan", "fp16-mixed", "loss nan, gradient norm nan"),
         ("gradient", "fp32", r"loss \d\.\d+, gradient norm (nan|inf)"),
+        ("infinite", "fp32", r"loss inf, gradient norm \d+\.\d+"),
     ],
 )
-def test_it_stops_before_the_update_or_is_skipped_and_the_rows_are_named(
-    bases, rows, tmp_path, kind, precision, figures
-):
-    config = {**trained_on(bases[kind]), "precision": precision}
-    with pytest.raises(brim.BrimError, match=rf"step 1 is not finite \({figures}\); nothing was updated") as caught:
-        brim.Model(config).train(rows, output_directory=tmp_path / "stopped")
-    assert caught.value.exit_code == 1
-    assert caught.value.problems[0].where == "rows 3, 7 (numbered from 0; micro-batch 2 of 4)"
-    assert "`trainer.on_nonfinite: skip` leaves such steps out, also with --resume" in caught.value.problems[0].fix
-    said, run = [], tmp_path / "run"
-    config["trainer"]["on_nonfinite"] = "skip"
-    assert brim.Model(config).train(rows, output_directory=run, say=said.append).num_steps == 3
-    assert "3 of 3 steps were left out, since their loss or gradient was not finite: look for `skipped` in" in said[-1]
-    assert [record["event"] for record in records(run)] == ["skipped", "checkpoint"] * 3
-    skipped = records(run)[::2]
-    assert [(each["step"], each["cause"], each["rows"]) for each in skipped] == [(n, kind, [3, 7]) for n in (1, 2, 3)]
-    assert [event["num_samples"] for event in skipped] == [8, 16, 24]  # consumed all the same
-    checkpoint = run / "checkpoints" / "step-00000003"
-    assert load_file(checkpoint / "optimizer.safetensors") == {}
-    before, after = load_file(bases[kind] / "model.safetensors"), load_file(checkpoint / "model.safetensors")
-    assert all(torch.equal(after[name].nan_to_num(7), before[name].nan_to_num(7)) for name in after)
-    state = json.loads((checkpoint / "state.json").read_text())["train"]
+def test_it_stops_before_the_update_or_is_skipped_and_the_rows_are_named(tmp_path, kind, precision, figures):
+    stopped = Poisoned(tmp_path / "stopped", kind, kind=precision)
+    before = stopped.weights
+    problem = failed(stopped, BrimError, match=rf"step 1 is not finite \({figures}\); nothing was updated")
+    assert problem.where == stopped.place
+    assert "`trainer.on_nonfinite: skip` leaves such steps out, also with --resume" in problem.fix
+    run = Poisoned(tmp_path / "run", kind, kind=precision, epochs=3, on_nonfinite="skip").train()
+    cause = "gradient" if kind == "gradient" else "loss"
+    assert [(each["step"], each["event"], each["cause"], each["rows"]) for each in run.log.events] == [
+        (step, "skipped", cause, run.at_fault) for step in (1, 2, 3)
+    ]
+    assert [event["num_samples"] for event in run.log.events] == [8, 16, 24]  # consumed all the same
+    assert all(torch.equal(run.weights[name].nan_to_num(7), before[name].nan_to_num(7)) for name in before)
+    assert run.newest().tensors["optimizer"] == {}
+    state = run.newest().state["train"]
     assert (state["num_skipped"], state["num_skipped_in_a_row"]) == (3, 3)
     assert (state["step"], state["consumed_samples"]) == (3, 24)
     if precision == "fp16-mixed":
         assert state["loss_scaler"]["scale"] == 65536.0
 
 
-@pytest.fixture
-def impossible_answer(tmp_path):
-    """A base model whose head's bias gives the letter Z the probability 0."""
-    make_tokenizer(tmp_path)
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 1024, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
-    model = PhiForCausalLM(PhiConfig(**sizes, num_hidden_layers=1, max_position_embeddings=64, bos_token_id=None))
-    letter = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"][LETTER_Z]
-    model.lm_head.bias.data[letter] = -math.inf
-    model.save_pretrained(tmp_path)
-    return tmp_path
-
-
-@pytest.mark.run
-def test_an_infinite_loss_stops_the_run_though_its_gradient_is_finite(impossible_answer, rows, tmp_path):
-    asked = {**rows, "question": [question.replace("Z", "y") for question in rows["question"]]}
-    asked["answer"] = ["Z" if key == 3 else answer for key, answer in enumerate(rows["answer"])]
-    with pytest.raises(brim.BrimError, match=r"\(loss inf, gradient norm \d+\.\d+\); nothing was updated") as caught:
-        brim.Model(trained_on(impossible_answer)).train(asked, output_directory=tmp_path / "run")
-    assert caught.value.problems[0].where == "rows 3, 7 (numbered from 0; micro-batch 2 of 4)"
-
-
-@pytest.mark.run
-def test_a_run_that_stopped_goes_on_with_skip_as_if_it_had_skipped_from_the_start(bases, rows, tmp_path):
-    half = {**rows, "question": rows["question"] + ["y " * n for n in range(2, 10)]}
-    half |= {"answer": [" 1", " 2"] * 8, "split": [0] * 16}
-    skipping = trained_on(bases["loss"], on_nonfinite="skip")
-    brim.Model(skipping).train(half, output_directory=tmp_path / "whole")
-    with pytest.raises(brim.BrimError, match="is not finite"):
-        brim.Model(trained_on(bases["loss"])).train(half, output_directory=tmp_path / "run")
-    said = []
-    brim.Model(skipping).train(half, output_directory=tmp_path / "run", resume=True, say=said.append)
-    skipped = [record["step"] for record in records(tmp_path / "whole") if record.get("event") == "skipped"]
-    assert skipped == SKIPPED
-    state = json.loads((tmp_path / "whole" / "checkpoints" / "step-00000006" / "state.json").read_text())["train"]
-    assert (state["num_skipped"], state["num_skipped_in_a_row"]) == (3, 0)
-    assert 'trainer.on_nonfinite is now "skip"; it was "stop"' in said
-    assert records(tmp_path / "run") == records(tmp_path / "whole")
+def test_a_run_that_stopped_goes_on_with_skip_as_if_it_had_skipped_from_the_start(tmp_path):
+    two = {"lengths": [*EIGHT, *[3] * 8], "epochs": 3}  # two steps an epoch, one of them bad
+    whole = Poisoned(tmp_path / "whole", "nan", on_nonfinite="skip", **two).train()
+    skipped = [event["step"] for event in whole.log.events]
+    assert len(skipped) == 3
+    state = whole.newest().state["train"]
+    assert (state["num_skipped"], state["num_skipped_in_a_row"]) == (3, int(skipped[-1] == 6))
+    first = Poisoned(tmp_path / "run", "nan", **two)
+    failed(first, BrimError, match=f"step {skipped[0]} is not finite")
+    rest = Poisoned(tmp_path / "run", "nan", on_nonfinite="skip", checkpoint=first.newest(), **two).train()
+    assert [*first.log.events, *rest.log.events] == whole.log.events
+    assert [*first.log.losses, *rest.log.losses] == whole.log.losses
     for name in ("model.safetensors", "optimizer.safetensors", "random.safetensors"):
-        file = f"checkpoints/step-00000006/{name}"
+        file = f"step-00000006/{name}"
         assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
-@pytest.mark.run
-def test_ten_in_a_row_end_the_run_and_many_rows_are_shown_in_part(bases, rows, tmp_path):
-    config = trained_on(bases["loss"], on_nonfinite="skip", epochs=20)
-    with pytest.raises(brim.BrimError, match="step 10 is not finite") as caught:
-        brim.Model(config).train(rows, output_directory=tmp_path / "run")
-    assert "that was the last of 10 such steps in a row" in caught.value.problems[0].fix
+def test_ten_in_a_row_end_the_run_and_many_rows_are_shown_in_part(tmp_path):
+    problem = failed(
+        Poisoned(tmp_path, "nan", on_nonfinite="skip", epochs=20), BrimError, match="step 10 is not finite"
+    )
+    assert "that was the last of 10 such steps in a row" in problem.fix
     many = list(range(40))
     fault = NotFinite(step=7, loss=2.0, norm=math.inf, micro_batches=[1, 2], num_micro_batches=2, rows=many)
-    assert fault.record() == {"step": 7, "event": "skipped", "cause": "gradient", "rows": many}
+    assert (fault.record()["cause"], fault.record()["rows"]) == ("gradient", many)
     first = ", ".join(map(str, range(16)))
     assert fault.stop().problems[0].where == f"rows {first} … (numbered from 0; micro-batch 1, 2 of 2)"
+
+
+@pytest.mark.run
+def test_a_run_says_how_many_steps_it_left_out(tiny_base, sums_file, tmp_path, monkeypatch):
+    whole, said = gradient.next_token_loss, []
+    monkeypatch.setattr(gradient, "next_token_loss", lambda *given, **how: whole(*given, **how) * math.nan)
+    config = usual(tiny_base, trainer={"on_nonfinite": "skip", "epochs": 1, "skip_all_evaluation": True})
+    brim.Model(config).train(sums_file, output_directory=tmp_path / "run", say=said.append)
+    words = (
+        "4 of 4 steps were left out, since their loss or gradient was not finite: look for `skipped` in metrics.jsonl"
+    )
+    assert words in said

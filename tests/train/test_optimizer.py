@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import assume, example, given, strategies as st
 from tests.properties import examples
+from tests.train.scarce import small_net, train_net
 from torch import nn
 
 from brim.batching import BatchSchedule
@@ -214,11 +215,8 @@ def train_weights(parameters, optimizer, rates, sizes, *, first=0):
             rates.stepped()
 
 
-def adam(parameters, asked, sizes, *, product=True):
-    """Kingma and Ba 2015, algorithm 1, with a beta2 for each update, in float64; each weight's values in the end.
-
-    product: divide by 1 minus the product of the betas used; else, as torch does, by 1 minus a power of the present.
-    """
+def adam(parameters, asked, sizes):
+    """Kingma and Ba 2015, algorithm 1, with a beta2 for each update, in float64; each weight's values in the end."""
     (beta1, beta2), eps, decay = asked["betas"], asked.get("eps", 1e-8), asked.get("weight_decay", 0.0)
     by_weight = []
     for number, parameter in enumerate(parameters):
@@ -236,7 +234,7 @@ def adam(parameters, asked, sizes, *, product=True):
             square = present * square + (1 - present) * gradient**2
             largest = np.maximum(largest, square)
             first_product *= beta1
-            second_product = second_product * present if product else present ** (update + 1)
+            second_product *= present
             corrected = (largest if asked.get("amsgrad") else square) / (1 - second_product)
             weight = weight - rate * mean / (1 - first_product) / (np.sqrt(corrected) + eps)
         by_weight.append(weight)
@@ -316,25 +314,6 @@ def test_slower_forgetting_costs_8_bit_states_no_precision():
     np.testing.assert_allclose(error_of_8_bits(1), error_of_8_bits(64), rtol=0.03)
 
 
-def test_the_correction_of_torch_would_nearly_double_the_first_update_after_a_switch():
-    """12 updates at a quarter of the final batch, and one at all of it: 13 betas are counted, of 4 that were used."""
-    sizes, asked, parameters = [4] * 12 + [16], {"type": "adam", "betas": [0.9, 0.999], "eps": 0.0}, weights()
-    before, right = (adam(parameters, asked, some) for some in (sizes[:12], sizes))
-    torch_s = adam(parameters, asked, sizes, product=False)
-    too_large = math.sqrt((1 - 0.999**13) / (1 - 0.999**4))
-    assert too_large == pytest.approx(1.799, abs=5e-4)
-    for start, theirs, ours in zip(before, torch_s, right, strict=True):
-        np.testing.assert_allclose(theirs - start, too_large * (ours - start), rtol=1e-9)
-    # And torch's Adam does so.
-    optimizer, rates = moving(asked, parameters)
-    train_weights(parameters, optimizer, rates, sizes[:12])
-    for parameter, gradient in zip(parameters, gradients(parameters, 12), strict=True):
-        parameter.grad = gradient
-    optimizer.param_groups[0].update(betas=(0.9, 0.999), lr=learning_rate(12), eps=0.0)
-    optimizer.step()
-    assert_near(parameters, torch_s, rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_at_the_final_size_it_is_the_plain_optimizer_to_the_bit(name):
     asked = {"type": name, "weight_decay": 0.1}
@@ -388,27 +367,7 @@ def test_it_goes_on_from_its_state_to_the_bit(asked):
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(part, whole, strict=True))
 
 
-def test_updates_that_were_left_out_and_weights_that_first_learn_after_a_switch():
-    _, rates = moving({"type": "adamw"}, weights())
-    rates.set(size=4, learning_rate=0.1)
-    rates.set(size=4, learning_rate=0.1)  # the one before was left out
-    rates.stepped()
-    assert rates.state() == {"num_updates": 1, "exponents": 0.25}
-    # A late one's first update is by k too small: 1.8 times in the case above. Later ones come near, as both go to 1.
-    always, late = (nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(2))
-    optimizer, rates = moving({"type": "adam", "betas": [0.9, 0.999], "eps": 0.0}, [always, late])
-    for _ in range(12):
-        always.grad = torch.ones_like(always)
-        rates.set(size=4, learning_rate=0.1)
-        optimizer.step()
-        rates.stepped()
-    late.grad = torch.ones_like(late)
-    rates.set(size=16, learning_rate=0.1)
-    optimizer.step()
-    assert late.item() == pytest.approx(-0.1 / math.sqrt((1 - 0.999**13) / (1 - 0.999**4)))
-
-
-def test_beta2_moves_where_the_resolved_configuration_says_so():
+def test_beta2_moves_where_the_resolved_configuration_says_so_and_counts_the_updates_that_were_made():
     def rates_of(**keys):
         trainer = {"type": "finetune", "effective_batch_size": 16, **keys}
         source = {"base_model": "m", "adapter": "lora", "trainer": trainer}
@@ -432,6 +391,11 @@ def test_beta2_moves_where_the_resolved_configuration_says_so():
     rates.stepped()
     assert optimizer.param_groups[0] == {**before, "lr": 0.25}
     assert rates.state() == {}
+    _, rates = moving({"type": "adamw"}, weights())
+    for _ in range(2):  # the first one was left out
+        rates.set(size=4, learning_rate=0.1)
+    rates.stepped()
+    assert rates.state() == {"num_updates": 1, "exponents": 0.25}
 
 
 # bitsandbytes' optimizers against torch's, and their 8-bit states
@@ -439,20 +403,6 @@ def test_beta2_moves_where_the_resolved_configuration_says_so():
 
 EIGHT_BITS = ["adam_8bit", "adamw_8bit", "lion_8bit", "sgd_8bit", "rmsprop_8bit", "adagrad_8bit"]
 PAGED = ["paged_adam", "paged_adamw", "paged_lion", "paged_adam_8bit", "paged_adamw_8bit", "paged_lion_8bit"]
-
-
-def make(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(24, 32), nn.Tanh(), nn.Linear(32, 2))
-
-
-def train(model, optimizer, *, steps, seed):
-    torch.manual_seed(seed)
-    FixedBetas(optimizer).set(size=1, learning_rate=0.01)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.randn(16, 24)).square().sum().backward()
-        optimizer.step()
 
 
 class Lion(torch.optim.Optimizer):
@@ -487,24 +437,24 @@ ORACLES = {
 @pytest.mark.parametrize("name", ORACLES)
 def test_with_32_bit_states_they_are_the_usual_ones(name):
     given = {"type": name, "weight_decay": 0.1}
-    models = [make(), make()]
+    models = [small_net(), small_net()]
     ours = settings(given if name == "lion" else {**given, "min_8bit_size": NEVER})
-    train(models[0], build_optimizer(ours, models[0].parameters()), steps=5, seed=1)
-    train(models[1], ORACLES[name](models[1].parameters()), steps=5, seed=1)
+    train_net(models[0], build_optimizer(ours, models[0].parameters()), steps=5, seed=1)
+    train_net(models[1], ORACLES[name](models[1].parameters()), steps=5, seed=1)
     for mine, expected in zip(models[0].parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", EIGHT_BITS)
 def test_states_have_8_bits_from_the_given_size_on_and_stay_near(name):
-    models = [make(), make()]
+    models = [small_net(), small_net()]
     optimizers = [
         build_optimizer(settings({"type": name, "min_8bit_size": size}), model.parameters())
         for model, size in zip(models, (64, NEVER), strict=True)
     ]
     start = [weight.detach().clone() for weight in models[0].parameters()]
     for model, optimizer in zip(models, optimizers, strict=True):
-        train(model, optimizer, steps=5, seed=1)
+        train_net(model, optimizer, steps=5, seed=1)
     dtypes = [optimizers[0].state[weight]["state1"].dtype for weight in models[0].parameters()]
     assert dtypes == [torch.uint8, torch.float32, torch.uint8, torch.float32]
     for near, exact, first in zip(models[0].parameters(), models[1].parameters(), start, strict=True):
@@ -514,7 +464,7 @@ def test_states_have_8_bits_from_the_given_size_on_and_stay_near(name):
 
 
 def test_weights_that_keep_32_bit_states_are_counted():
-    parameters = list(make().parameters())  # 768, 32, 64 and 2 elements
+    parameters = list(small_net().parameters())
     line = states_in_32_bits(settings({"type": "adamw_8bit", "min_8bit_size": 64}), parameters)
     assert line.startswith("adamw_8bit: 2 of 4 trained weights, 34 elements in all, have fewer than 64 elements and")
     assert states_in_32_bits(settings({"type": "adamw_8bit", "min_8bit_size": 2}), parameters) is None
@@ -525,9 +475,8 @@ def test_paged_states_are_refused_where_there_are_none():
     for name in PAGED:
         trainer = {"type": "finetune", "optimizer": name}
         config = load_config({"base_model": "m", "adapter": "lora", "trainer": trainer}).config
-        for kind, machine in (("cpu", "CPU"), ("mps", "mps")):
-            words = rf"{name} needs a CUDA device, and this is a {machine} machine\n  fix: set trainer\.optimizer\.type: {name[6:]}$"
-            with pytest.raises(ConfigError, match=words):
+        for kind in ("cpu", "mps"):
+            with pytest.raises(ConfigError, match=rf"{name} needs a CUDA device.*\n  fix: .*type: {name[6:]}$"):
                 resolve(config, DeviceFacts(kind=kind, bf16=False))
         assert resolve(config, DeviceFacts(kind="cuda", bf16=True)).config.trainer.optimizer.type == name
         assert settings(name.removeprefix("paged_"))

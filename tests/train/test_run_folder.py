@@ -10,23 +10,15 @@ from ruamel.yaml import YAML
 from brim.config import load_config
 from brim.errors import CheckpointError, InputError, OutputError
 from brim.storage import write_manifest
-from brim.train import (
-    RunFolder,
-    TrainState,
-    check_run_folder,
-    create_run_folder,
-    held,
-    open_run_folder,
-    require_whole_model,
-)
+from brim.train import RunFolder, TrainState
 from brim.workflows.runs import card_apart, local_name
 from brim.workflows.runs.files import model_card
 
 HOLD = """
 import sys
 from pathlib import Path
-from brim.train import RunFolder; from brim.train import held
-with held(RunFolder(Path(sys.argv[1])), resume=False):
+from brim.train import RunFolder
+with RunFolder(Path(sys.argv[1])).held(resume=False):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -34,38 +26,38 @@ with held(RunFolder(Path(sys.argv[1])), resume=False):
 
 @pytest.mark.process
 def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
-    run = create_run_folder(tmp_path / "run", resume=False)
+    run = RunFolder.create(tmp_path / "run", resume=False)
     command = [sys.executable, "-c", HOLD, str(run.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
         message = "another process is training in this folder; nothing was changed"
-        with pytest.raises(OutputError, match=message) as caught, held(run, resume=True):
+        with pytest.raises(OutputError, match=message) as caught, run.held(resume=True):
             pytest.fail("held twice")
         assert caught.value.__context__ is None  # what the body raises is not an error of the lock
         other.kill()
-    with held(run, resume=False):  # a killed process lets go
+    with run.held(resume=False):  # a killed process lets go
         pass
 
 
 def test_what_is_in_a_folder_already(tmp_path):
-    run = create_run_folder(tmp_path / "run", resume=False)
+    run = RunFolder.create(tmp_path / "run", resume=False)
     run.plan.write_text("{}")  # of a run that began in the meantime
-    with pytest.raises(OutputError, match="there is a run in this folder already"), held(run, resume=False):
+    with pytest.raises(OutputError, match="there is a run in this folder already"), run.held(resume=False):
         pytest.fail("not seen")
     killed = tmp_path / "killed"
     killed.mkdir()
     (killed / ".plan.json.tmp").touch()  # what a kill in the first moments left blocks nothing
     (killed / ".brim-can-write").touch()
-    check_run_folder(killed, resume=False)
+    RunFolder(killed).check(resume=False)
     (killed / "notes.txt").touch()
     with pytest.raises(OutputError, match="the output directory holds other things"):
-        check_run_folder(killed, resume=False)
+        RunFolder(killed).check(resume=False)
     run = RunFolder(tmp_path / "lost")  # without its plan it is known by its checkpoints
     (run.checkpoints / "step-00000004").mkdir(parents=True)
     assert not run.is_run
     (run.checkpoints / "step-00000004" / "manifest.json").write_text("{}")
     assert run.is_run
-    check_run_folder(run.path, resume=True)
+    run.check(resume=True)
 
 
 @pytest.fixture
@@ -82,32 +74,32 @@ def run(tmp_path):
 
 def test_a_model_that_a_kill_left_aside_is_put_back_unless_it_is_just_being_replaced(run):
     run.model.rename(run.path / ".model.old")
-    with held(run, resume=True), pytest.raises(InputError, match="this run has no model yet"):
-        open_run_folder(run.path)
+    with run.held(resume=True), pytest.raises(InputError, match="this run has no model yet"):
+        RunFolder.open(run.path)
     assert (run.path / ".model.old").exists()
-    assert (open_run_folder(run.path).model / "adapter.safetensors").read_text() == "weights"
+    assert (RunFolder.open(run.path).model / "adapter.safetensors").read_text() == "weights"
     assert not (run.path / ".model.old").exists()
 
 
 def test_files_of_the_model_that_changed_or_came_from_elsewhere_are_named(run):
     (run.model / ".DS_Store").write_text("of a file manager")
-    require_whole_model(run)
+    run.require_whole_model()
     (run.model / "chat_template.jinja").write_text("other prompts")
     with pytest.raises(CheckpointError, match=r"damaged \(chat_template.jinja came from elsewhere\)"):
-        require_whole_model(run)
+        run.require_whole_model()
     (run.model / "chat_template.jinja").unlink()
     (run.model / "adapter.safetensors").write_text("Weights")
     with pytest.raises(CheckpointError) as caught:
-        require_whole_model(run)
+        run.require_whole_model()
     (problem,) = caught.value.problems
     assert problem.where == str(run.model)
     assert problem.what == "the model of this run is damaged (adapter.safetensors changed since it was written)"
     assert f"`brim train {run.path} --resume`; delete manifest.json if you changed" in problem.fix
     (run.model / "manifest.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"adapter\.safetensors came"):
-        require_whole_model(run)
+        run.require_whole_model()
     (run.model / "manifest.json").unlink()
-    require_whole_model(run)
+    run.require_whole_model()
 
 
 # The model card

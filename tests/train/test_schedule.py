@@ -12,7 +12,7 @@ from brim.batching import Adaptation, BatchSchedule, NoiseMeasurement
 from brim.config import load_config
 from brim.data.tokens import rows_of_step
 from brim.errors import InputError
-from brim.train import RunLength, length_of
+from brim.train import RunLength
 from brim.train.schedule import BatchCourse, RunClock
 from brim.units import parse_duration
 
@@ -63,27 +63,14 @@ def test_checkpoints_come_where_they_were_asked_for_and_at_the_end():
     assert steps_with_checkpoint(within) == [5, 10, 13]
 
 
-@given(num_rows=st.integers(1, 300), size=st.integers(1, 50), number=st.integers(1, 40))
-def test_each_epoch_has_its_number_of_checkpoints_evenly_spread_and_one_at_its_end(num_rows, size, number):
-    length = run_length(num_rows=num_rows, size=size, epochs=3, checkpoints_per_epoch=number)
-    steps = -(-num_rows // size)
-    at = steps_with_checkpoint(length)
-    assert len(at) == 3 * min(number, steps)
-    assert {steps, 2 * steps, 3 * steps} <= set(at)
-    gaps = {after - before for before, after in zip([0, *at], at, strict=False)}
-    assert max(gaps) - min(gaps) <= 1
-
-
 @given(
     num_rows=st.integers(1, 80),
-    sizes=st.lists(st.integers(1, 50), min_size=2, max_size=5),
+    sizes=st.lists(st.integers(1, 50), min_size=1, max_size=5),
     gap=st.integers(1, 60),
-    number=st.integers(1, 10),
+    number=st.integers(1, 40),
     epochs=st.integers(1, 3),
 )
-def test_where_the_batch_moves_they_come_with_the_first_step_that_reaches_their_share(
-    num_rows, sizes, gap, number, epochs
-):
+def test_they_come_with_the_first_step_that_reaches_their_share_of_an_epoch(num_rows, sizes, gap, number, epochs):
     length = RunLength(
         num_rows=num_rows,
         schedule=BatchSchedule.of((position * gap, size) for position, size in enumerate(sizes)),
@@ -165,7 +152,7 @@ def length_for(rows=ROWS, *, bound=None, course=None, **trainer):
         "output_features": [{"name": "answer", "type": "text"}],
         "trainer": {"type": "finetune", "epochs": 1, "effective_batch_size": 16, **trainer},
     }
-    return length_of(load_config(source).config.trainer, rows, seed=3, bound=bound, course=course)
+    return RunLength.of(load_config(source).config.trainer, rows, seed=3, bound=bound, course=course)
 
 
 def phases(found: RunLength):

@@ -272,7 +272,7 @@ def test_what_cannot_be_answered_piece_by_piece_is_refused_before_anything_is_ma
 
 
 def test_an_architecture_with_a_state_of_another_kind_says_all_at_the_end(model, monkeypatch):
-    monkeypatch.setattr(streaming, "why_not_slots", lambda *_: "Mamba keeps a state that is not keys and values")
+    monkeypatch.setattr(streaming.SlotsEngine, "why_not", lambda *_: "Mamba keeps a state that is not keys and values")
     assert list(model.generate(PROMPTS[0], stream=True)) == [model.generate(PROMPTS[0])]
 
 

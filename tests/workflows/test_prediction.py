@@ -21,7 +21,7 @@ from tests.gallery import SIZES, usual
 import brim
 from brim.data.read import read
 from brim.errors import ConfigError, DataError, InputError, OutputError, WriteError
-from brim.infer import intervals, ratio
+from brim.infer import Measure, intervals
 from brim.workflows.prediction import check_output, embedding as activations, write_predictions
 from brim.workflows.prediction.prompts import row_keys
 
@@ -532,7 +532,7 @@ def test_a_run_is_compared_with_its_base_on_the_same_rows(trained, sums_file):
     assert found.notes == ()
     assert len([line for line in said if re.match(r"batch: \d+ batch", line)]) == 2
     differences = result.rows["loss"] - base.rows["loss"]
-    measure = ratio(differences.to_numpy(), result.rows["num_supervised"].to_numpy())
+    measure = Measure.ratio(differences.to_numpy(), result.rows["num_supervised"].to_numpy())
     expected = intervals({"loss": measure}, len(differences))["loss"]
     interval = found.difference_intervals["loss"]
     assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), abs=1e-4)

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import brim
-from brim.infer import Journal, response_of
+from brim.infer import Journal
+from brim.infer.engines import Response
 from brim.session import open_session
 from brim.workflows.prediction import job as module
 from brim.workflows.prediction.job import JobFolder, differences, fingerprint
@@ -289,7 +290,7 @@ def test_scores_are_log_probabilities_under_the_model(model, sums, tmp_path):
     with Journal(JobFolder(path).responses) as journal:
         for row in range(0, 40, 7):
             (number,) = journal.find(pa.array([row]).to_numpy().astype("uint64"))
-            response = response_of(journal.body(int(number)))
+            response = Response.of_bytes(journal.body(int(number)))
             prompt = session.encoder.encode([sums[row]["question"]], special_tokens=True)[0]
             written = [*response.token_ids, *([] if response.end_id is None else [response.end_id])]
             with torch.no_grad():

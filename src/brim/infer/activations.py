@@ -25,7 +25,7 @@ from torch.nn.functional import normalize as to_unit_length
 from brim.config import misspelt
 from brim.data.tokens import TokenRows, collate
 from brim.errors import InputError, WriteError
-from brim.infer.engines import Batches, batches, longest_first
+from brim.infer.engines import Batches, longest_first
 from brim.models import Precision, base_model
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def collect_activations(
     pooling: Pooling,
     normalize: bool,
     pad_id: int,
-    batch_rows: int | Batches,
+    batches: Batches,
     device: torch.device,
     precision: Precision,
     on_batch: Callable[[int], None] = lambda rows: None,
@@ -79,7 +79,7 @@ def collect_activations(
     was_training = model.training
     model.eval()
     try:
-        batches(batch_rows).run(rows, longest_first(rows), pass_over, doing="evaluation")
+        batches.run(rows, longest_first(rows), pass_over, doing="evaluation")
     finally:
         model.train(was_training)
 

@@ -20,11 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from brim.config import MAX_STEPS, LabelReader, Reading
+from brim.config import MAX_STEPS, LabelReader
 from brim.config.schema import Config, OutputFeature
 from brim.data.tokens import TokenRow, TokenRows, collate
-from brim.infer.engines import Batches, Response, RowsAtOnce, batches, longest_first
-from brim.infer.statistics import Floats, Measure, ratio
+from brim.infer.engines import Batches, Response, RowsAtOnce, longest_first
+from brim.infer.statistics import Floats, Measure
 from brim.models import LogitHead, Precision, next_token_scores, target_logits
 
 _MOST_TOKENS = 4096
@@ -42,60 +42,59 @@ class Divergence:
     same_top: float  # share of tokens whose likeliest prediction is the same
     max_logit_difference: float
 
+    @classmethod
+    def between(cls, first: Sequence[Tensor], second: Iterator[Tensor]) -> Divergence:
+        """Compare logits [S, V] of the same tokens, batch by batch; sums in fp64. NaN where either model gives NaN."""
+        num_tokens = num_same = 0
+        kl = largest = 0.0
+        for one, other in zip(first, second, strict=True):
+            log_p, log_q = (logits.double().log_softmax(dim=-1) for logits in (one, other))
+            kl += float((log_p.exp() * (log_p - log_q)).sum())
+            difference = float((one - other).abs().max()) if len(one) else 0.0
+            largest = difference if math.isnan(difference) else max(largest, difference)
+            num_same += int((one.argmax(dim=-1) == other.argmax(dim=-1)).sum())
+            num_tokens += len(one)
+        return cls(
+            num_tokens=num_tokens,
+            mean_kl=max(0.0, kl / num_tokens) if num_tokens and not math.isnan(kl) else math.nan,
+            same_top=num_same / num_tokens if num_tokens else math.nan,
+            max_logit_difference=largest,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
-    """Say how rows are run."""
+    """Run rows through a model, some at a time."""
 
     pad_id: int
     batch_rows: int
     device: torch.device
 
+    def logits(self, model: nn.Module, rows: TokenRows, precision: Precision) -> Iterator[Tensor]:
+        """Yield logits [S, V], fp32 in main memory, of the supervised tokens, batch by batch in the order of the rows.
 
-def logits_of(model: nn.Module, rows: TokenRows, how: Runner, precision: Precision) -> Iterator[Tensor]:
-    """Yield logits [S, V], fp32 in main memory, of the supervised tokens, batch by batch in the order of the rows.
+        After 4,096 tokens, or half a GiB, there are no more. A batch that runs out of memory is run in parts, and comes
+        out as one. Raises OutOfMemoryError when a row alone runs out of memory.
+        """
+        left: int | None = None
+        at_once = RowsAtOnce(self.batch_rows)
+        for start in range(0, len(rows), self.batch_rows):
+            parts: list[Tensor] = []
 
-    After 4,096 tokens, or half a GiB, there are no more. A batch that runs out of memory is run in parts, and comes
-    out as one. Raises OutOfMemoryError when a row alone runs out of memory.
-    """
-    left: int | None = None
-    at_once = RowsAtOnce(how.batch_rows)
-    for start in range(0, len(rows), how.batch_rows):
-        parts: list[Tensor] = []
+            def run(positions: NDArray[np.intp], parts: list[Tensor] = parts) -> None:
+                nonlocal left
+                batch = collate([rows[int(i)] for i in positions], pad_id=self.pad_id).to(self.device)
+                with torch.no_grad(), precision.autocast(self.device, keeps_copies=False):
+                    logits = target_logits(model, batch)
+                if left is None:
+                    left = max(1, min(_MOST_TOKENS, _MOST_BYTES // (4 * logits.shape[-1])))
+                parts.append(logits[:left].float().cpu())
+                left -= len(parts[-1])
 
-        def run(positions: NDArray[np.intp], parts: list[Tensor] = parts) -> None:
-            nonlocal left
-            batch = collate([rows[int(i)] for i in positions], pad_id=how.pad_id).to(how.device)
-            with torch.no_grad(), precision.autocast(how.device, keeps_copies=False):
-                logits = target_logits(model, batch)
-            if left is None:
-                left = max(1, min(_MOST_TOKENS, _MOST_BYTES // (4 * logits.shape[-1])))
-            parts.append(logits[:left].float().cpu())
-            left -= len(parts[-1])
-
-        at_once.run(rows, np.arange(start, min(start + how.batch_rows, len(rows))), run, doing="evaluation")
-        yield parts[0] if len(parts) == 1 else torch.cat(parts)
-        if left == 0:
-            return
-
-
-def divergence(first: Sequence[Tensor], second: Iterator[Tensor]) -> Divergence:
-    """Compare logits [S, V] of the same tokens, batch by batch; sums in fp64. NaN where either model gives NaN."""
-    num_tokens = num_same = 0
-    kl = largest = 0.0
-    for one, other in zip(first, second, strict=True):
-        log_p, log_q = (logits.double().log_softmax(dim=-1) for logits in (one, other))
-        kl += float((log_p.exp() * (log_p - log_q)).sum())
-        difference = float((one - other).abs().max()) if len(one) else 0.0
-        largest = difference if math.isnan(difference) else max(largest, difference)
-        num_same += int((one.argmax(dim=-1) == other.argmax(dim=-1)).sum())
-        num_tokens += len(one)
-    return Divergence(
-        num_tokens=num_tokens,
-        mean_kl=max(0.0, kl / num_tokens) if num_tokens and not math.isnan(kl) else math.nan,
-        same_top=num_same / num_tokens if num_tokens else math.nan,
-        max_logit_difference=largest,
-    )
+            at_once.run(rows, np.arange(start, min(start + self.batch_rows, len(rows))), run, doing="evaluation")
+            yield parts[0] if len(parts) == 1 else torch.cat(parts)
+            if left == 0:
+                return
 
 
 def label_measures(predictions: Sequence[str], references: Sequence[str]) -> dict[str, Measure]:
@@ -143,11 +142,16 @@ class LabelCounts:
     num_fallback: int = 0  # texts in which no rule finds a label
     num_partial: int = 0  # texts of which a regular expression saw only the beginning, and no rule before it fits
 
-    def add(self, reading: Reading) -> None:
-        """Count one more text."""
-        self.labels[reading.label] += 1
-        self.num_fallback += reading.is_fallback
-        self.num_partial += reading.is_partial
+    def extract(self, texts: Sequence[str], reader: LabelReader) -> list[str]:
+        """Return the label of each text, which depends on the text alone, and count them."""
+        labels = []
+        for text in texts:
+            reading = reader.read(text)
+            self.labels[reading.label] += 1
+            self.num_fallback += reading.is_fallback
+            self.num_partial += reading.is_partial
+            labels.append(reading.label)
+        return labels
 
     def record(self) -> dict[str, Any]:
         """Return the counts for a summary, the most frequent label first."""
@@ -175,62 +179,13 @@ class LabelCounts:
         return notes
 
 
-def extract(texts: Sequence[str], reader: LabelReader, counts: LabelCounts) -> list[str]:
-    """Return the label of each text, which depends on the text alone, and add them to `counts`."""
-    labels = []
-    for text in texts:
-        reading = reader.read(text)
-        counts.add(reading)
-        labels.append(reading.label)
-    return labels
-
-
 def label_reader(config: Config) -> LabelReader | None:
     """Return what finds labels in the model's texts; None where these are the answers themselves."""
     is_category = config.chat is None and config.output_features[0].categories is not None
     return LabelReader(config.output_features[0]) if is_category else None
 
 
-def label_column(config: Config) -> str:
-    """Return the column of predicted labels, called as in Ludwig."""
-    return f"{config.answer_name}_predictions"
-
-
 _LARGEST = 700.0  # exp of more overflows
-
-
-def summarize(scores: Scores) -> dict[str, float]:
-    """Return loss (nats per supervised token), perplexity, token and sequence accuracy, and what they are made of.
-
-    Sequence accuracy is the share of rows of which every supervised token is the most probable one.
-    """
-    num_tokens = int(scores.num_supervised.sum())
-    loss = float(scores.loss.sum()) / num_tokens
-    return {
-        "loss": loss,
-        "perplexity": math.inf if loss > _LARGEST else math.exp(loss),
-        "token_accuracy": int(scores.num_correct.sum()) / num_tokens,
-        "sequence_accuracy": float((scores.num_correct == scores.num_supervised).mean()),
-        "num_rows": len(scores.keys),
-        "num_supervised_tokens": num_tokens,
-    }
-
-
-def score_measures(scores: Scores) -> dict[str, Measure]:
-    """Return the same figures, without what they are made of."""
-    figures = summarize(scores)
-    loss = ratio(scores.loss, scores.num_supervised)
-
-    def perplexity(counts: Floats) -> Floats:
-        losses = loss.of(counts)
-        return np.where(losses > _LARGEST, math.inf, np.exp(np.minimum(losses, _LARGEST)))
-
-    return {
-        "loss": loss,
-        "perplexity": Measure(value=figures["perplexity"], of=perplexity),
-        "token_accuracy": ratio(scores.num_correct, scores.num_supervised),
-        "sequence_accuracy": ratio(scores.num_correct == scores.num_supervised),
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,13 +197,45 @@ class Scores:
     num_correct: NDArray[np.int64]  # tokens that the model finds most probable
     num_supervised: NDArray[np.int64]
 
+    def summary(self) -> dict[str, float]:
+        """Return loss (nats per supervised token), perplexity, token and sequence accuracy, and what they are made of.
+
+        Sequence accuracy is the share of rows of which every supervised token is the most probable one.
+        """
+        num_tokens = int(self.num_supervised.sum())
+        loss = float(self.loss.sum()) / num_tokens
+        return {
+            "loss": loss,
+            "perplexity": math.inf if loss > _LARGEST else math.exp(loss),
+            "token_accuracy": int(self.num_correct.sum()) / num_tokens,
+            "sequence_accuracy": float((self.num_correct == self.num_supervised).mean()),
+            "num_rows": len(self.keys),
+            "num_supervised_tokens": num_tokens,
+        }
+
+    def measures(self) -> dict[str, Measure]:
+        """Return the same figures, without what they are made of."""
+        figures = self.summary()
+        loss = Measure.ratio(self.loss, self.num_supervised)
+
+        def perplexity(counts: Floats) -> Floats:
+            losses = loss.of(counts)
+            return np.where(losses > _LARGEST, math.inf, np.exp(np.minimum(losses, _LARGEST)))
+
+        return {
+            "loss": loss,
+            "perplexity": Measure(value=figures["perplexity"], of=perplexity),
+            "token_accuracy": Measure.ratio(self.num_correct, self.num_supervised),
+            "sequence_accuracy": Measure.ratio(self.num_correct == self.num_supervised),
+        }
+
 
 def score_rows(
     model: nn.Module,
     rows: TokenRows,
     *,
     pad_id: int,
-    batch_rows: int | Batches,
+    batches: Batches,
     device: torch.device,
     precision: Precision,
     head: LogitHead | None = None,
@@ -276,7 +263,7 @@ def score_rows(
     was_training = model.training
     model.eval()
     try:
-        batches(batch_rows).run(rows, longest_first(rows), score, doing="evaluation")
+        batches.run(rows, longest_first(rows), score, doing="evaluation")
     finally:
         model.train(was_training)
     return Scores(keys=np.asarray(rows.keys), loss=loss, num_correct=num_correct, num_supervised=num_supervised)
@@ -339,7 +326,7 @@ def text_measures(responses: Sequence[str], references: Sequence[str]) -> dict[s
     rouge = [scorer.score(reference, response) for reference, response in zip(references, responses, strict=True)]
     return {
         "bleu": _bleu(_bleu_counts(responses, references)),
-        **{name: ratio(np.array([scores[name].fmeasure for scores in rouge])) for name in _ROUGE},
+        **{name: Measure.ratio(np.array([scores[name].fmeasure for scores in rouge])) for name in _ROUGE},
         "exact_match": exact_match(responses, references),
     }
 
@@ -347,7 +334,7 @@ def text_measures(responses: Sequence[str], references: Sequence[str]) -> dict[s
 def exact_match(responses: Sequence[str], references: Sequence[str]) -> Measure:
     """Return the share of texts that are equal but for outer white space."""
     pairs = zip(responses, references, strict=True)
-    return ratio(np.array([response.strip() == reference.strip() for response, reference in pairs]))
+    return Measure.ratio(np.array([response.strip() == reference.strip() for response, reference in pairs]))
 
 
 def _bleu_counts(responses: Sequence[str], references: Sequence[str]) -> Floats:

@@ -16,13 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias, get_args
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brim.errors import OutputError
-from brim.infer.engines import FinishReason, Response
 from brim.storage import writing
 
 
@@ -100,9 +99,6 @@ SYNC_EVERY_S = 2.0
 _MAGIC = b"brimjnl1"
 
 
-EMPTY_BYTES = len(_MAGIC)  # of a journal without records
-
-
 _RECORD_HEAD = struct.Struct("<IIQQ")  # bytes of the body, checksum, key, prompt
 
 
@@ -133,6 +129,8 @@ class Journal:
     Opening cuts off what is not whole at the end: the record that a kill, or a full disk, has broken off. Writes that
     fail raise WriteError and leave the records before them as they are.
     """
+
+    EMPTY_BYTES = len(_MAGIC)  # of a journal without records
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -284,33 +282,7 @@ def _records(file: int, path: Path) -> Iterator[tuple[int, Record | None]]:
             yield end, Record(key=key, prompt=prompt, body=body)
 
 
-_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
-
-
-_RESPONSE_HEAD = struct.Struct("<Bi")  # number of the reason, the token that ended it or _NO_END
-
-
-_NO_END = -1
-
-
 _SCORE = struct.Struct("<d")
-
-
-def response_bytes(response: Response) -> bytes:
-    """Pack a response for `response_of`."""
-    end_id = _NO_END if response.end_id is None else response.end_id
-    head = _RESPONSE_HEAD.pack(_REASONS.index(response.finish_reason), end_id)
-    return head + np.asarray(response.token_ids, dtype="<i4").tobytes()
-
-
-def response_of(body: bytes) -> Response:
-    """Return the response that `response_bytes` was given."""
-    reason, end_id = _RESPONSE_HEAD.unpack_from(body)
-    return Response(
-        token_ids=np.frombuffer(body, dtype="<i4", offset=_RESPONSE_HEAD.size).tolist(),
-        finish_reason=_REASONS[reason],
-        end_id=None if end_id == _NO_END else end_id,
-    )
 
 
 def score_bytes(log_probability: float) -> bytes:

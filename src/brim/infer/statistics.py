@@ -21,17 +21,6 @@ _COVERED = 0.95
 _HALVINGS = 100  # of a right angle: down to the last bit of a float
 
 
-def mean_interval(values: Sequence[float]) -> Interval | None:
-    """Return mean ± t · s / √n, for normal values; None for fewer than two, or where one is not finite."""
-    number = len(values)
-    if number < 2 or not all(map(math.isfinite, values)):
-        return None
-    mean = math.fsum(values) / number
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (number - 1))
-    half = t_quantile(number - 1) * deviation / math.sqrt(number)
-    return Interval(low=mean - half, high=mean + half)
-
-
 @lru_cache(maxsize=64)
 def t_quantile(degrees: int) -> float:
     """Return the t that |T| exceeds in 5% of all cases, for this many degrees of freedom, at least 1."""
@@ -73,6 +62,17 @@ class Interval:
     low: float
     high: float
 
+    @classmethod
+    def of_mean(cls, values: Sequence[float]) -> Interval | None:
+        """Return mean ± t · s / √n, for normal values; None for fewer than two, or where one is not finite."""
+        number = len(values)
+        if number < 2 or not all(map(math.isfinite, values)):
+            return None
+        mean = math.fsum(values) / number
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (number - 1))
+        half = t_quantile(number - 1) * deviation / math.sqrt(number)
+        return cls(low=mean - half, high=mean + half)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
@@ -81,17 +81,17 @@ class Measure:
     value: float
     of: Callable[[Floats], Floats]  # [B, N], how many times each row was drawn -> [B]
 
+    @classmethod
+    def ratio(cls, numerator: NDArray[np.generic], denominator: NDArray[np.generic] | None = None) -> Measure:
+        """Divide the sum of the one by that of the other, [N] each; None: by the number of rows, which gives a mean."""
+        above = np.asarray(numerator, dtype=np.float64)
+        below = np.ones(len(above)) if denominator is None else np.asarray(denominator, dtype=np.float64)
 
-def ratio(numerator: NDArray[np.generic], denominator: NDArray[np.generic] | None = None) -> Measure:
-    """Divide the sum of the one by that of the other, [N] each; None: by the number of rows, which gives a mean."""
-    above = np.asarray(numerator, dtype=np.float64)
-    below = np.ones(len(above)) if denominator is None else np.asarray(denominator, dtype=np.float64)
+        def of(counts: Floats) -> Floats:
+            with np.errstate(divide="ignore", invalid="ignore"):  # no token in the rows that were drawn, or NaN
+                return np.asarray((counts @ above) / (counts @ below))
 
-    def of(counts: Floats) -> Floats:
-        with np.errstate(divide="ignore", invalid="ignore"):  # no token in the rows that were drawn, or NaN
-            return np.asarray((counts @ above) / (counts @ below))
-
-    return Measure(value=float(above.sum() / below.sum()), of=of)
+        return cls(value=float(above.sum() / below.sum()), of=of)
 
 
 def intervals(measures: Mapping[str, Measure], num_rows: int, *, seed: int = 0) -> dict[str, Interval]:

@@ -51,7 +51,8 @@ class GrowingText:
         """Return the text that is settled now that this token has come."""
         self._tokens.append(token_id)
         text = self._decode(self._tokens)
-        settled = _common(text, self._decode([*self._tokens, *self._stray])).rstrip(_REPLACEMENT)
+        certain = _num_in_common(text, self._decode([*self._tokens, *self._stray]))
+        settled = text[:certain].rstrip(_REPLACEMENT)
         piece = settled[self._num_given :]
         if piece and settled == text:
             self._tokens, self._num_before = self._tokens[self._num_before :], len(self._tokens) - self._num_before
@@ -63,14 +64,6 @@ class GrowingText:
     def rest(self) -> str:
         """Return what was held back, now that no token follows."""
         return self._decode(self._tokens)[self._num_given :]
-
-
-def _common(one: str, other: str) -> str:
-    """Return the beginning that both share."""
-    for at, (here, there) in enumerate(zip(one, other, strict=False)):
-        if here != there:
-            return one[:at]
-    return one[: len(other)]
 
 
 def stream_tokens(
@@ -209,5 +202,5 @@ class KeptCache:
             raise
 
 
-def _num_in_common(one: Sequence[int], other: Sequence[int]) -> int:
+def _num_in_common(one: Sequence[object], other: Sequence[object]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from brim.config.schema import FinetuneTrainer
-from brim.infer.engines import USUAL_PASS_TOKENS, CacheShape, model_class, why_not_slots
+from brim.infer.engines import USUAL_PASS_TOKENS, CacheShape, SlotsEngine, model_class
 from brim.memory.allocator import AllocatorSettings, Replay
 from brim.memory.cuda import CudaTarget
 from brim.memory.device import cpu_device, one_of_several
@@ -168,7 +168,7 @@ def _composed(workload: ConfigWorkload, asked: Asked, job: Job, updates: _Update
         return _trained(workload, [(rows, tokens)] * _NUM_STEPS, updates)
     if asked.phase == "generate":
         new_tokens = asked.config.generation.max_new_tokens or 1
-        if not why_not_slots(model_class(asked.architecture), asked.architecture, workload.generation_settings):
+        if not SlotsEngine.why_not(model_class(asked.architecture), asked.architecture, workload.generation_settings):
             return brim_stream(workload, rows, tokens, new_tokens=new_tokens)
         return static_stream(workload, rows, tokens, new_tokens=new_tokens)
     if asked.phase == "load" and isinstance(asked.config.trainer, FinetuneTrainer):

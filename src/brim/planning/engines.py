@@ -24,10 +24,8 @@ from brim.infer.engines import (
     StaticEngine,
     VllmEngine,
     VllmModel,
-    batches,
     end_ids_of,
     generation_settings,
-    why_not_slots,
 )
 from brim.memory import budget_of, device_at_hand
 from brim.models import LLM, AdapterFolder, base_model, open_adapter, precision
@@ -105,11 +103,10 @@ def _refused(reason: str) -> InputError:
     )
 
 
-def engine_by_hand(llm: LLM, session: Session, *, batch_rows: int | RowsAtOnce) -> Engine:
+def engine_by_hand(llm: LLM, session: Session, *, batches: RowsAtOnce) -> Engine:
     """Return what responds to the session's prompts, so many at a time."""
-    at_once = batches(batch_rows)
-    room = FixedRoom(at_once.num_rows, prefill_tokens=USUAL_PASS_TOKENS)
-    return engine_for(llm, session, room=room, on_smaller=at_once.on_smaller)
+    room = FixedRoom(batches.num_rows, prefill_tokens=USUAL_PASS_TOKENS)
+    return engine_for(llm, session, room=room, on_smaller=batches.on_smaller)
 
 
 def engine_for(
@@ -138,7 +135,7 @@ def engine_for(
     }
     asked = kind or session.config.generation.engine
     base = base_model(llm.model)
-    against = why_not_slots(type(base), base.config, settings)
+    against = SlotsEngine.why_not(type(base), base.config, settings)
     if asked == "slots" and against:
         raise ConfigError(cannot(asked, against))
     if asked == "static" or against:

@@ -244,7 +244,13 @@ def _read_weights(llm: LLM, rows: TokenRows, pad_id: int) -> None:
     """
     shortest = rows.take([int(np.argmin(rows.lengths))])
     score_rows(
-        llm.model, shortest, pad_id=pad_id, batch_rows=1, device=llm.device, precision=llm.precision, head=llm.head
+        llm.model,
+        shortest,
+        pad_id=pad_id,
+        batches=RowsAtOnce(1),
+        device=llm.device,
+        precision=llm.precision,
+        head=llm.head,
     )
 
 

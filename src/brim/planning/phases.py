@@ -18,14 +18,14 @@ from brim.errors import ConfigError
 from brim.planning.candidates import epoch
 from brim.planning.plan import Candidate, PhasePlan, Task, TrainingPlan, faults, larger_than_an_epoch
 from brim.planning.training_costs import PlanRequest
-from brim.train import LearningRate, RunLength, learning_rate_of, length_of
+from brim.train import LearningRate, RunLength
 from brim.units import format_count
 
 
 def require_phases(request: PlanRequest) -> None:
     """Raise ConfigError where the run could not take all the sizes that it asks for, or its learning rate no course."""
     length, where = request.length, _key(request)
-    learning_rate_of(request.trainer, request.rows, length, seed=request.config.random_seed)
+    LearningRate.of(request.trainer, request.rows, length, seed=request.config.random_seed)
     problems = faults(length.schedule, num_rows=length.num_rows, total_samples=length.total_samples, where=where)
     if length.adaptation is not None and length.adaptation.largest > length.num_rows:
         largest = length.adaptation.largest
@@ -74,7 +74,7 @@ def with_phases(plan: TrainingPlan, request: PlanRequest) -> TrainingPlan:
 def with_learning_rates(plan: TrainingPlan, request: PlanRequest) -> TrainingPlan:
     """The plan with the learning rates of today: an earlier plan for the same work may have had others."""
     length = request.length
-    rate = learning_rate_of(request.trainer, request.rows, length, seed=request.config.random_seed)
+    rate = LearningRate.of(request.trainer, request.rows, length, seed=request.config.random_seed)
     phases = tuple(
         replace(phase, learning_rates=None if phase.first_sample is None else _rates(phase, rate, length.num_rows))
         for phase in plan.phases
@@ -96,7 +96,7 @@ def bounded(request: PlanRequest, bound: int) -> PlanRequest:
     if request.is_sized_by_memory:
         request = replace(request, config=with_effective_rows(request.config, bound))
     known = request.length.increases
-    length = length_of(request.trainer, request.rows, seed=request.config.random_seed, bound=bound, known=known)
+    length = RunLength.of(request.trainer, request.rows, seed=request.config.random_seed, bound=bound, known=known)
     return replace(request, length=length)
 
 

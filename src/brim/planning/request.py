@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from brim.config.schema import Config, FinetuneTrainer
 from brim.errors import ConfigError, Problem
-from brim.infer.engines import MOST_ROWS, generation_settings, model_class, why_alone, why_not_slots
+from brim.infer.engines import MemoryRoom, SlotsEngine, StaticEngine, generation_settings, model_class
 from brim.memory import Asked, Device, device_at_hand, read_architecture
 from brim.models import LLM, ModelFolder
 from brim.planning.costs import Calibrations, versions
@@ -62,12 +62,12 @@ class GenerationRequest:
     @cached_property
     def alone_reason(self) -> str:
         """Why rows go one by one, where they do."""
-        return "" if self.is_slots else why_alone(self.settings)
+        return "" if self.is_slots else StaticEngine.why_alone(self.settings)
 
     @property
     def most_rows(self) -> int:
         """Rows that can run together at all."""
-        return 1 if self.alone_reason else min(self.fixed_rows or MOST_ROWS, len(self.lengths))
+        return 1 if self.alone_reason else min(self.fixed_rows or MemoryRoom.MOST_ROWS, len(self.lengths))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _engine(config: Config, architecture: PretrainedConfig) -> tuple[str, str]:
     if asked in ("static", "vllm"):
         return asked, "generation.engine"
     settings = generation_settings(config.generation, pad_id=0, end_ids=[0])
-    against = why_not_slots(model_class(architecture), architecture, settings)
+    against = SlotsEngine.why_not(model_class(architecture), architecture, settings)
     if asked == "slots" and against:
         raise ConfigError(cannot(asked, against))
     return ("static", against) if against else ("slots", _USUAL if asked == "auto" else "generation.engine")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from brim.infer import Interval, mean_interval
+from brim.infer import Interval
 from brim.report.picture import PageTable
 from brim.train import RunFigures
 from brim.units import format_bytes, format_count, format_seconds
@@ -373,7 +373,7 @@ def _differences(runs: Runs, first: Runs, splits: Sequence[str]) -> dict[str, Es
 
 
 def _estimate(values: Sequence[float]) -> Estimate:
-    return Estimate(mean=_mean(values), interval=mean_interval(values), num_seeds=len(values))
+    return Estimate(mean=_mean(values), interval=Interval.of_mean(values), num_seeds=len(values))
 
 
 def _spread(values: Sequence[float]) -> Spread:

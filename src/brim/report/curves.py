@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from brim.report.comparison import Runs
 from brim.report.picture import FAINT, INK, PAPER, new_figure
-from brim.train import Curve, RunFigures, binned
+from brim.train import Curve, RunFigures
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,7 +115,7 @@ def _draw_losses(axes: Axes, steps: pd.DataFrame, evaluations: pd.DataFrame) -> 
         points = Curve(
             tokens=tuple(steps["step"]), loss=tuple(steps["loss"]), weights=tuple(steps["effective_batch_size"])
         )
-        mean = binned(points, num_bins=_MOST_BINS)
+        mean = points.binned(_MOST_BINS)
         middles = [(start + end) / 2 for start, end in zip((0, *mean.tokens), mean.tokens, strict=False)]
         axes.plot(middles, mean.loss, color=COLOURS[0], lw=1.8, label=f"training, in {_MOST_BINS} stretches")
     else:

@@ -94,6 +94,29 @@ class Curve:
     loss: tuple[float, ...]  # mean over supervised tokens: of the training since the point before, or of an evaluation
     weights: tuple[int, ...]  # supervised tokens of each
 
+    def binned(self, num_bins: int) -> Curve:
+        """Return the curve in stretches of equally many tokens, each with its mean over supervised tokens.
+
+        A point belongs to the stretch that holds the middle of its tokens. No more points come out than went in.
+        """
+        if len(self.tokens) <= num_bins or not self.tokens:
+            return self
+        width = self.tokens[-1] / num_bins
+        bins: dict[int, list[int]] = {}
+        for position, (start, end) in enumerate(zip((0, *self.tokens), self.tokens, strict=False)):
+            bins.setdefault(min(int((start + end) / 2 / width), num_bins - 1), []).append(position)
+        groups = [bins[number] for number in sorted(bins)]
+        return Curve(
+            tokens=tuple(self.tokens[group[-1]] for group in groups),
+            loss=tuple(self.mean(group) for group in groups),
+            weights=tuple(sum(self.weights[position] for position in group) for group in groups),
+        )
+
+    def mean(self, positions: Sequence[int]) -> float:
+        """Return the mean loss of these points over their supervised tokens."""
+        total = math.fsum(self.loss[position] * self.weights[position] for position in positions)
+        return total / sum(self.weights[position] for position in positions)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
@@ -111,6 +134,42 @@ class RunFigures:
     train_curve: Curve
     validation_curve: Curve
 
+    @classmethod
+    def of(cls, metrics: Path) -> RunFigures:
+        """Read the figures of a finished run. Raises OSError, or ValueError for a file that is not such a log."""
+        with metrics.open(encoding="utf-8") as file:
+            records = [json.loads(line) for line in file]
+        steps = [record for record in records if _is_step(record)]
+        if not steps:
+            raise ValueError("there is no step in it")
+        taken = [record for record in records if _is_step(record) or record.get("event") == "skipped"]
+        tokens = {record["step"]: record["num_tokens"] for record in taken}
+        evaluated = {
+            split: [each for each in records if each.get("split") == split] for split in ("validation", "test")
+        }
+        last = {split: found[-1] for split, found in evaluated.items() if found}
+        validated = evaluated["validation"]
+        points = _points(taken)
+        return cls(
+            losses={"train": _last_loss(points), **{split: _number(record["loss"]) for split, record in last.items()}},
+            evaluated_tokens={split: int(record["num_supervised_tokens"]) for split, record in last.items()},
+            num_steps=max(record["step"] for record in records),
+            num_samples=taken[-1]["num_samples"],
+            num_tokens=taken[-1]["num_tokens"],
+            num_supervised_tokens=taken[-1]["num_supervised_tokens"],
+            num_skipped=sum(record.get("event") == "skipped" for record in records),
+            seconds=math.fsum(record["seconds"] for record in steps),
+            peak_bytes=max(record["peak_bytes"] for record in steps),
+            train_curve=points.binned(MOST_POINTS),
+            validation_curve=_every(
+                Curve(
+                    tokens=tuple(tokens.get(record["step"], taken[-1]["num_tokens"]) for record in validated),
+                    loss=tuple(_number(record["loss"]) for record in validated),
+                    weights=tuple(int(record["num_supervised_tokens"]) for record in validated),
+                )
+            ),
+        )
+
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "losses": {split: _finite_or_null(loss) for split, loss in self.losses.items()}}
 
@@ -125,39 +184,6 @@ class RunFigures:
 
 
 _CURVES = ("train_curve", "validation_curve")
-
-
-def run_figures(metrics: Path) -> RunFigures:
-    """Read the figures of a finished run. Raises OSError, or ValueError for a file that is not such a log."""
-    with metrics.open(encoding="utf-8") as file:
-        records = [json.loads(line) for line in file]
-    steps = [record for record in records if _is_step(record)]
-    if not steps:
-        raise ValueError("there is no step in it")
-    taken = [record for record in records if _is_step(record) or record.get("event") == "skipped"]
-    tokens = {record["step"]: record["num_tokens"] for record in taken}
-    evaluated = {split: [each for each in records if each.get("split") == split] for split in ("validation", "test")}
-    last = {split: found[-1] for split, found in evaluated.items() if found}
-    points = _points(taken)
-    return RunFigures(
-        losses={"train": _last_loss(points), **{split: _number(record["loss"]) for split, record in last.items()}},
-        evaluated_tokens={split: int(record["num_supervised_tokens"]) for split, record in last.items()},
-        num_steps=max(record["step"] for record in records),
-        num_samples=taken[-1]["num_samples"],
-        num_tokens=taken[-1]["num_tokens"],
-        num_supervised_tokens=taken[-1]["num_supervised_tokens"],
-        num_skipped=sum(record.get("event") == "skipped" for record in records),
-        seconds=math.fsum(record["seconds"] for record in steps),
-        peak_bytes=max(record["peak_bytes"] for record in steps),
-        train_curve=binned(points, num_bins=MOST_POINTS),
-        validation_curve=_every(
-            Curve(
-                tokens=tuple(tokens.get(record["step"], taken[-1]["num_tokens"]) for record in evaluated["validation"]),
-                loss=tuple(_number(record["loss"]) for record in evaluated["validation"]),
-                weights=tuple(int(record["num_supervised_tokens"]) for record in evaluated["validation"]),
-            )
-        ),
-    )
 
 
 def history(metrics: Path) -> pd.DataFrame:
@@ -184,25 +210,6 @@ def history(metrics: Path) -> pd.DataFrame:
     return frame
 
 
-def binned(curve: Curve, *, num_bins: int) -> Curve:
-    """Return the curve in stretches of equally many tokens, each with its mean over supervised tokens.
-
-    A point belongs to the stretch that holds the middle of its tokens. No more points come out than went in.
-    """
-    if len(curve.tokens) <= num_bins or not curve.tokens:
-        return curve
-    width = curve.tokens[-1] / num_bins
-    bins: dict[int, list[int]] = {}
-    for position, (start, end) in enumerate(zip((0, *curve.tokens), curve.tokens, strict=False)):
-        bins.setdefault(min(int((start + end) / 2 / width), num_bins - 1), []).append(position)
-    groups = [bins[number] for number in sorted(bins)]
-    return Curve(
-        tokens=tuple(curve.tokens[group[-1]] for group in groups),
-        loss=tuple(_mean(curve, group) for group in groups),
-        weights=tuple(sum(curve.weights[position] for position in group) for group in groups),
-    )
-
-
 def _is_step(record: Mapping[str, Any]) -> bool:
     """Say whether it is the line of a step that updated the weights."""
     return record.get("split") == "train" and "learning_rate" in record
@@ -226,12 +233,7 @@ def _last_loss(points: Curve) -> float:
         return math.nan
     until = (1 - _LAST_SHARE) * points.tokens[-1]
     last = [position for position, tokens in enumerate(points.tokens) if tokens > until]
-    return _mean(points, last)
-
-
-def _mean(curve: Curve, positions: Sequence[int]) -> float:
-    total = math.fsum(curve.loss[position] * curve.weights[position] for position in positions)
-    return total / sum(curve.weights[position] for position in positions)
+    return points.mean(last)
 
 
 def _every(curve: Curve) -> Curve:

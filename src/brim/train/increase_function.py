@@ -48,9 +48,10 @@ class Increases:
 def load_increase_function(function: str | Callable[..., Any]) -> Callable[[int, int], object]:
     """Return the function that the key names as `module:function`, or is.
 
-    The module is looked for as by `python -m`: in the working directory, and among the installed packages. Raises InputError
-    where it cannot be imported, has no such name, or where that is not a Python function of two numbers. The standard
-    library's functions and compiled ones are refused, so that a configuration alone cannot act on the machine.
+    The module is looked for as by `python -m`: in the working directory, and among the installed packages.
+    Raises InputError where it cannot be imported, has no such name, or where that is not a Python function of two
+    numbers. The standard library's functions and compiled ones are refused, so that a configuration alone cannot act on
+    the machine.
     """
     if isinstance(function, str):
         module, _, name = function.partition(":")

@@ -29,11 +29,9 @@ from brim.train.optimizer import (
     LearningRate,
     MovingBeta2,
     build_optimizer,
-    require_room,
     update_rates,
 )
-from brim.train.schedule import RunClock, RunLength
-from brim.units import parse_duration
+from brim.train.schedule import RunLength
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -118,7 +116,7 @@ def build_job(
         pad_id=pad_id,
         optimizer=optimizer,
         rates=update_rates(trainer, optimizer, final_size=length.schedule.final_size),
-        learning_rate=learning_rate_of(trainer, rows, length, seed=config.random_seed),
+        learning_rate=LearningRate.of(trainer, rows, length, seed=config.random_seed),
         length=length,
         measure_every=measure_every(trainer),
         cutter=cutter,
@@ -148,34 +146,6 @@ def measure_every(trainer: FinetuneTrainer) -> int | None:
     if trainer.noise_scale_every is not None or trainer.batch_adaptation is None:
         return trainer.noise_scale_every
     return MEASURED_EVERY
-
-
-def learning_rate_of(trainer: FinetuneTrainer, rows: TokenRows, length: RunLength, *, seed: int) -> LearningRate:
-    """Return the learning rate's course over a run of this length; fractions are of the run's samples.
-
-    seed: of the rows' order. Raises ConfigError where warm-up and decay are longer than the run.
-    """
-    assert isinstance(trainer.learning_rate, float), "resolved before"
-    schedule, total, final_size = trainer.learning_rate_scheduler, length.total_samples, length.schedule.final_size
-    clock = RunClock(lengths=rows.lengths, seed=seed, total_samples=total, final_size=final_size)
-
-    def samples(duration: str | None, fraction: float) -> int:
-        return round(fraction * total) if duration is None else clock.samples(parse_duration(duration))
-
-    warmup_samples = samples(schedule.warmup_length, schedule.warmup_fraction)
-    decay_samples = samples(schedule.decay_length, schedule.decay_fraction)
-    is_wsd = schedule.decay == "wsd"
-    require_room(warmup_samples=warmup_samples, decay_samples=decay_samples if is_wsd else 0, total_samples=total)
-    return LearningRate(
-        peak=trainer.learning_rate,
-        floor=schedule.eta_min,
-        decay=schedule.decay or "constant",
-        warmup_samples=warmup_samples,
-        decay_samples=decay_samples,
-        total_samples=total,
-        scaling=trainer.batch_lr_scaling,
-        final_size=final_size,
-    )
 
 
 def rows_digest(splits: Iterable[TokenRows]) -> str:

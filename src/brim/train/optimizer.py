@@ -17,8 +17,11 @@ from torch.optim import Optimizer
 
 from brim.config import has_beta2
 from brim.config.schema import FinetuneTrainer, OptimizerConfig
+from brim.data.tokens import TokenRows
 from brim.errors import ConfigError
 from brim.models import require_bitsandbytes
+from brim.train.schedule import RunClock, RunLength
+from brim.units import parse_duration
 
 Decay = Literal["constant", "linear", "cosine", "wsd"]
 
@@ -43,6 +46,34 @@ class LearningRate:
     total_samples: int
     scaling: BatchScaling = "none"
     final_size: int | None = None  # rows of a step at which the factor is 1; needed with a scaling
+
+    @classmethod
+    def of(cls, trainer: FinetuneTrainer, rows: TokenRows, length: RunLength, *, seed: int) -> LearningRate:
+        """Return the learning rate's course over a run of this length; fractions are of the run's samples.
+
+        seed: of the rows' order. Raises ConfigError where warm-up and decay are longer than the run.
+        """
+        assert isinstance(trainer.learning_rate, float), "resolved before"
+        schedule, total, final_size = trainer.learning_rate_scheduler, length.total_samples, length.schedule.final_size
+        clock = RunClock(lengths=rows.lengths, seed=seed, total_samples=total, final_size=final_size)
+
+        def samples(duration: str | None, fraction: float) -> int:
+            return round(fraction * total) if duration is None else clock.samples(parse_duration(duration))
+
+        warmup_samples = samples(schedule.warmup_length, schedule.warmup_fraction)
+        decay_samples = samples(schedule.decay_length, schedule.decay_fraction)
+        is_wsd = schedule.decay == "wsd"
+        require_room(warmup_samples=warmup_samples, decay_samples=decay_samples if is_wsd else 0, total_samples=total)
+        return cls(
+            peak=trainer.learning_rate,
+            floor=schedule.eta_min,
+            decay=schedule.decay or "constant",
+            warmup_samples=warmup_samples,
+            decay_samples=decay_samples,
+            total_samples=total,
+            scaling=trainer.batch_lr_scaling,
+            final_size=final_size,
+        )
 
     def __call__(self, *, consumed_samples: int, batch_samples: int, size: int | None = None) -> float:
         """Return the rate of the step that follows `consumed_samples` and takes `batch_samples` more.

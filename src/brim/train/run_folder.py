@@ -63,125 +63,129 @@ class RunFolder:
     model = _Entry("model")
     card = _Entry("README.md")
 
-
-def check_run_folder(path: Path, *, resume: bool) -> None:
-    """Refuse a place that cannot be written, or a folder that holds anything but a run to be continued. Writes nothing.
-
-    Raises OutputError.
-    """
-    run = RunFolder(path)
-    try:
-        if path.exists() and not path.is_dir():
-            raise OutputError(
-                what="the output directory is a file", where=str(path), fix="choose another with --output-directory"
-            )
-        if path.is_dir() and _holds_anything(path) and not (resume and run.is_run):
-            raise OutputError(_occupied(run))
-        _require_writable(path)
-    except OSError as error:
-        raise OutputError(_unwritable(path, error)) from error
-
-
-def create_run_folder(path: Path, *, resume: bool) -> RunFolder:
-    """Return the folder of a new run, still empty, or of the one to continue.
-
-    Raises OutputError when it holds other things, or cannot be written to.
-    """
-    check_run_folder(path, resume=resume)
-    run = RunFolder(path)
-    try:
-        make_folder(path)
-        probe = path / _PROBE
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise OutputError(_unwritable(path, error)) from error
-    return run
-
-
-@contextmanager
-def held(run: RunFolder, *, resume: bool) -> Iterator[None]:
-    """Keep other processes from training in the folder meanwhile. The lock of a killed process ends with it.
-
-    Raises OutputError when another one is training, or has just trained.
-    """
-    with _locked(run, fcntl.LOCK_EX) as is_ours:
-        if not is_ours:
-            raise OutputError(
-                what="another process is training in this folder; nothing was changed",
-                where=str(run.path),
-                fix="wait until it has ended, or choose another folder with --output-directory",
-            )
-        check_run_folder(run.path, resume=resume)
-        yield
-
-
-@contextmanager
-def read_only(run: RunFolder) -> Iterator[None]:
-    """Keep processes from training in the folder while it is read. Nothing is written, and several may read.
-
-    Raises InputError when a process is training.
-    """
-    with _locked(run, fcntl.LOCK_SH) as is_ours:
-        if not is_ours:
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Return a run that has been trained. Raises InputError when it is not a run, or has no model yet."""
+        run = cls(path)
+        if is_half_replaced(run.model):
+            run._put_back()
+        if not run.config.is_file() or not (run.is_run or run.model.is_dir()):
             raise InputError(
-                what="a process is training in this folder, so what it holds is changing",
-                where=str(run.path),
-                fix="wait until it has ended, or stop it with Ctrl-C, which leaves a checkpoint",
+                what="this folder is not a run",
+                where=str(path),
+                expected="the folder that `brim train` wrote, or a configuration file",
+                fix="name the run's folder (the one with plan.json and model/), or the YAML file",
             )
-        yield
+        if not run.model.is_dir():
+            raise InputError(
+                what="this run has no model yet", where=str(path), fix=f"finish it with `brim train {path} --resume`"
+            )
+        return run
 
+    @classmethod
+    def create(cls, path: Path, *, resume: bool) -> RunFolder:
+        """Return the folder of a new run, still empty, or of the one to continue.
 
-def open_run_folder(path: Path) -> RunFolder:
-    """Return a run that has been trained. Raises InputError when it is not a run, or has no model yet."""
-    run = RunFolder(path)
-    if is_half_replaced(run.model):
-        _put_back(run)
-    if not run.config.is_file() or not (run.is_run or run.model.is_dir()):
-        raise InputError(
-            what="this folder is not a run",
-            where=str(path),
-            expected="the folder that `brim train` wrote, or a configuration file",
-            fix="name the run's folder (the one with plan.json and model/), or the YAML file",
-        )
-    if not run.model.is_dir():
-        raise InputError(
-            what="this run has no model yet", where=str(path), fix=f"finish it with `brim train {path} --resume`"
-        )
-    return run
+        Raises OutputError when it holds other things, or cannot be written to.
+        """
+        run = cls(path)
+        run.check(resume=resume)
+        try:
+            make_folder(path)
+            probe = path / _PROBE
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise OutputError(_unwritable(path, error)) from error
+        return run
 
+    def check(self, *, resume: bool) -> None:
+        """Refuse a place that cannot be written, or a folder that holds anything but a run to be continued.
 
-def require_whole_model(run: RunFolder) -> None:
-    """Raise CheckpointError where a file of the run's model is not what brim wrote. One without manifest is trusted."""
-    if not (run.model / MANIFEST).is_file():
-        return
-    try:
-        listed = set(verified(run.model))
-        # What lies beside is read all the same: a chat template that was put there would change every prompt.
-        there = {path.relative_to(run.model).as_posix() for path in run.model.rglob("*") if path.is_file()}
-        strange = sorted(name for name in there - listed - {MANIFEST} if not Path(name).name.startswith("."))
-        if strange:
-            raise ValueError(f"{', '.join(strange)} came from elsewhere")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            what=f"the model of this run is damaged ({error})",
-            where=str(run.model),
-            expected=f"the files that its {MANIFEST} lists",
-            fix=f"write it again with `brim train {run.path} --resume`; delete {MANIFEST} if you changed the model "
-            "yourself",
-        ) from error
+        Nothing is written. Raises OutputError.
+        """
+        path = self.path
+        try:
+            if path.exists() and not path.is_dir():
+                raise OutputError(
+                    what="the output directory is a file", where=str(path), fix="choose another with --output-directory"
+                )
+            if path.is_dir() and _holds_anything(path) and not (resume and self.is_run):
+                raise OutputError(_occupied(self))
+            _require_writable(path)
+        except OSError as error:
+            raise OutputError(_unwritable(path, error)) from error
 
+    @contextmanager
+    def held(self, *, resume: bool) -> Iterator[None]:
+        """Keep other processes from training in the folder meanwhile. The lock of a killed process ends with it.
 
-def write_environment(run: RunFolder, *, device: str) -> None:
-    """Record what a run depends on beside its configuration."""
-    environment: dict[str, Any] = {
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "device": device,
-        "packages": package_versions(),
-    }
-    write_text(run.environment, json.dumps(environment, indent=1) + "\n")
+        Raises OutputError when another one is training, or has just trained.
+        """
+        with _locked(self.path, fcntl.LOCK_EX) as is_ours:
+            if not is_ours:
+                raise OutputError(
+                    what="another process is training in this folder; nothing was changed",
+                    where=str(self.path),
+                    fix="wait until it has ended, or choose another folder with --output-directory",
+                )
+            self.check(resume=resume)
+            yield
+
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        """Keep processes from training in the folder while it is read. Nothing is written, and several may read.
+
+        Raises InputError when a process is training.
+        """
+        with _locked(self.path, fcntl.LOCK_SH) as is_ours:
+            if not is_ours:
+                raise InputError(
+                    what="a process is training in this folder, so what it holds is changing",
+                    where=str(self.path),
+                    fix="wait until it has ended, or stop it with Ctrl-C, which leaves a checkpoint",
+                )
+            yield
+
+    def require_whole_model(self) -> None:
+        """Raise CheckpointError where a file of the model is not what brim wrote; one without manifest is trusted."""
+        if not (self.model / MANIFEST).is_file():
+            return
+        try:
+            listed = set(verified(self.model))
+            # What lies beside is read all the same: a chat template that was put there would change every prompt.
+            there = {path.relative_to(self.model).as_posix() for path in self.model.rglob("*") if path.is_file()}
+            strange = sorted(name for name in there - listed - {MANIFEST} if not Path(name).name.startswith("."))
+            if strange:
+                raise ValueError(f"{', '.join(strange)} came from elsewhere")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                what=f"the model of this run is damaged ({error})",
+                where=str(self.model),
+                expected=f"the files that its {MANIFEST} lists",
+                fix=f"write it again with `brim train {self.path} --resume`; delete {MANIFEST} if you changed the "
+                "model yourself",
+            ) from error
+
+    def write_environment(self, *, device: str) -> None:
+        """Record what a run depends on beside its configuration."""
+        environment: dict[str, Any] = {
+            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "device": device,
+            "packages": package_versions(),
+        }
+        write_text(self.environment, json.dumps(environment, indent=1) + "\n")
+
+    def _put_back(self) -> None:
+        """Finish what a kill broke off between the two renames that replace a model, unless a process is training."""
+        try:
+            with _locked(self.path, fcntl.LOCK_EX) as is_ours:
+                if is_ours:
+                    finish_replacing(self.model)
+        except OSError as error:
+            raise OutputError(_unwritable(self.path, error)) from error
 
 
 def package_versions() -> dict[str, str]:
@@ -193,16 +197,6 @@ def package_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             packages[name] = "not installed"
     return packages
-
-
-def _put_back(run: RunFolder) -> None:
-    """Finish what a kill broke off between the two renames that replace a model, unless a process is training."""
-    try:
-        with _locked(run, fcntl.LOCK_EX) as is_ours:
-            if is_ours:
-                finish_replacing(run.model)
-    except OSError as error:
-        raise OutputError(_unwritable(run.path, error)) from error
 
 
 def _require_writable(path: Path) -> None:
@@ -223,9 +217,9 @@ def _unwritable(path: Path, error: OSError) -> Problem:
 
 
 @contextmanager
-def _locked(run: RunFolder, kind: int) -> Iterator[bool]:
+def _locked(path: Path, kind: int) -> Iterator[bool]:
     """Hold a lock on the folder; yield whether it could be had."""
-    descriptor = os.open(run.path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         yield _lock(descriptor, kind)
     finally:

@@ -143,37 +143,6 @@ class BatchCourse:
 _ScheduleFor = Callable[[int], BatchSchedule]  # of a run of so many samples
 
 
-def length_of(
-    trainer: FinetuneTrainer,
-    rows: TokenRows,
-    *,
-    seed: int,
-    bound: int | None = None,
-    course: Mapping[str, Any] | None = None,
-    known: Mapping[tuple[int, int], int] | None = None,
-) -> RunLength:
-    """Compute samples, phases and checkpoints of a run over these rows; O(phases), however long it is.
-
-    seed: of the rows' order. bound: rows that trainer.batch_increase_function may not exceed; None: any number.
-    course: what RunLength.course gave when the run began; then neither that function nor the memory is asked again.
-    known: what that function answered already (RunLength.increases).
-    Raises InputError where that function cannot be used.
-    """
-    length = RunLength(
-        num_rows=len(rows),
-        schedule=BatchSchedule.constant(1),
-        total_samples=len(rows),
-        steps_per_checkpoint=trainer.steps_per_checkpoint,
-        checkpoints_per_epoch=max(trainer.checkpoints_per_epoch, 1),
-        adaptation=_adaptation(trainer),
-    )
-    if course is not None:
-        return length.with_course(course)
-    if trainer.batch_increase_function is not None:
-        return _with_increases(length, trainer, bound, known)
-    return _with_schedule(length, trainer, _schedule_for(trainer, rows, seed))
-
-
 def _with_schedule(length: RunLength, trainer: FinetuneTrainer, schedule_for: _ScheduleFor) -> RunLength:
     """Return the length with its schedule; `train_steps` wins over `epochs`, as in Ludwig."""
     num_rows, num_steps = length.num_rows, trainer.train_steps
@@ -318,6 +287,38 @@ class RunLength:
     notes: tuple[str, ...] = ()  # for people: how it came about
     # What batch_increase_function answered, by epochs done and present size, so that it is asked nothing twice.
     increases: Mapping[tuple[int, int], int] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        trainer: FinetuneTrainer,
+        rows: TokenRows,
+        *,
+        seed: int,
+        bound: int | None = None,
+        course: Mapping[str, Any] | None = None,
+        known: Mapping[tuple[int, int], int] | None = None,
+    ) -> RunLength:
+        """Compute samples, phases and checkpoints of a run over these rows; O(phases), however long it is.
+
+        seed: of the rows' order. bound: rows that trainer.batch_increase_function may not exceed; None: any number.
+        course: what RunLength.course gave when the run began; then neither that function nor the memory is asked again.
+        known: what that function answered already (RunLength.increases).
+        Raises InputError where that function cannot be used.
+        """
+        length = cls(
+            num_rows=len(rows),
+            schedule=BatchSchedule.constant(1),
+            total_samples=len(rows),
+            steps_per_checkpoint=trainer.steps_per_checkpoint,
+            checkpoints_per_epoch=max(trainer.checkpoints_per_epoch, 1),
+            adaptation=_adaptation(trainer),
+        )
+        if course is not None:
+            return length.with_course(course)
+        if trainer.batch_increase_function is not None:
+            return _with_increases(length, trainer, bound, known)
+        return _with_schedule(length, trainer, _schedule_for(trainer, rows, seed))
 
     @property
     def total_steps(self) -> int | None:

@@ -14,12 +14,10 @@ from .batching import (
     RowsByCost as RowsByCost,
     RowsByTrial as RowsByTrial,
     Smaller as Smaller,
-    batches as batches,
     longest_first as longest_first,
 )
 from .cache import Passes as Passes
 from .capacity import (
-    MOST_ROWS as MOST_ROWS,
     USUAL_PASS_TOKENS as USUAL_PASS_TOKENS,
     CacheCosts as CacheCosts,
     CacheShape as CacheShape,
@@ -30,12 +28,10 @@ from .capacity import (
 from .continuous import (
     SlotsEngine as SlotsEngine,
     model_class as model_class,
-    why_not_slots as why_not_slots,
 )
 from .sampling import LabelConstraint as LabelConstraint, NextToken as NextToken, Writing as Writing
 from .transformers import (
     StaticEngine as StaticEngine,
     end_ids_of as end_ids_of,
-    why_alone as why_alone,
 )
 from .vllm import VllmEngine as VllmEngine, VllmModel as VllmModel

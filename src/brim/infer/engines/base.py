@@ -9,11 +9,12 @@ finds these.
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -243,6 +244,26 @@ class Response:
     token_ids: list[int]  # without padding and without the token that ended it
     finish_reason: FinishReason  # "stop": the model ended it; "length": max_new_tokens did
     end_id: int | None = None  # the token that ended it; None where max_new_tokens did
+
+    def to_bytes(self) -> bytes:
+        """Pack the response for a journal."""
+        head = _HEAD.pack(_REASONS.index(self.finish_reason), _NO_END if self.end_id is None else self.end_id)
+        return head + np.asarray(self.token_ids, dtype="<i4").tobytes()
+
+    @classmethod
+    def of_bytes(cls, packed: bytes) -> Response:
+        """Return the response that `to_bytes` packed."""
+        reason, end_id = _HEAD.unpack_from(packed)
+        return cls(
+            token_ids=np.frombuffer(packed, dtype="<i4", offset=_HEAD.size).tolist(),
+            finish_reason=_REASONS[reason],
+            end_id=None if end_id == _NO_END else end_id,
+        )
+
+
+_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
+_HEAD = struct.Struct("<Bi")  # number of the reason, the token that ended it or _NO_END
+_NO_END = -1
 
 
 _MOST = 2**63 - 1  # signed, as some engines keep it

@@ -210,14 +210,6 @@ class RowsAtOnce:
         return CapChange(before=before, after=self.num_rows, unit="rows")
 
 
-AnyBatches = TypeVar("AnyBatches", bound=Batches)
-
-
-def batches(given: int | AnyBatches) -> RowsAtOnce | AnyBatches:
-    """Return batches of so many rows, for one piece of work; or those that are given, which others share."""
-    return RowsAtOnce(given) if isinstance(given, int) else given
-
-
 def longest_first(rows: TokenRows) -> NDArray[np.intp]:
     """Return positions by length: rows of like length are together, and one that does not fit shows at once."""
     return np.argsort(-rows.lengths, kind="stable")

@@ -28,9 +28,6 @@ class CacheShape:
         assert 0 < self.prompt_tokens <= self.columns, "each prompt has its columns"
 
 
-MOST_ROWS = 4096  # of a cache; steps stop getting cheaper by the row long before
-
-
 # Of a pass over prompts, where no plan says: from about 150 to 300 tokens on, an A100 or H100 computes for as long as
 # it reads 16-bit weights; where quantised weights are unpacked, it takes twice as many.
 USUAL_PASS_TOKENS = 512
@@ -85,6 +82,8 @@ class FixedRoom:
 
 class MemoryRoom:
     """Allow as many rows as a cap in bytes does."""
+
+    MOST_ROWS = 4096  # of a cache; steps stop getting cheaper by the row long before
 
     def __init__(self, costs: CacheCosts, *, cap_bytes: int, most_rows: int = MOST_ROWS) -> None:
         self._costs, self._cap_bytes, self._most_rows = costs, cap_bytes, most_rows

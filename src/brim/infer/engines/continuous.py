@@ -58,6 +58,11 @@ class SlotsEngine(LocalEngine):
     name = "slots"
     statistics = RunStatistics()  # of the last run
 
+    @staticmethod
+    def why_not(architecture: type[PreTrainedModel], config: PretrainedConfig, settings: Mapping[str, Any]) -> str:
+        """Return the reason against this engine, or an empty text. settings: what `generation_settings` gives."""
+        return _settings(settings) or _architecture(architecture, config)
+
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
         """Respond to every prompt once, as Engine.run does."""
         self._model.eval()
@@ -366,11 +371,6 @@ _NOT_OURS = {
     "prompt_lookup_num_tokens": "prompt lookup writes several tokens at once",
     "max_time": "a limit of time needs a batch that stays together",
 }
-
-
-def why_not_slots(architecture: type[PreTrainedModel], config: PretrainedConfig, settings: Mapping[str, Any]) -> str:
-    """Return the reason against brim's own engine, or an empty text. settings: what `generation_settings` gives."""
-    return _settings(settings) or _architecture(architecture, config)
 
 
 def _settings(settings: Mapping[str, Any]) -> str:

@@ -37,6 +37,15 @@ class StaticEngine(LocalEngine):
 
     name = "static"
 
+    @staticmethod
+    def why_alone(settings: Mapping[str, Any]) -> str:
+        """Say why `generate` takes one row at a time with these settings; empty where it takes several."""
+        if settings.get("num_beams", 1) > 1 and settings.get("do_sample"):
+            return "beams that sample draw from one generator, so rows go one by one"
+        if settings.get("prompt_lookup_num_tokens") is not None:
+            return "prompt lookup takes one row at a time"
+        return ""
+
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
         """Respond to every prompt once, as Engine.run does."""
         self._model.eval()
@@ -77,7 +86,7 @@ class StaticEngine(LocalEngine):
         """Count the prompts of the next batch. order: of those that wait, the longest first."""
         columns = int(prompts.lengths[order[0]]) + self._settings["max_new_tokens"]
         rows = min(self._room.rows(columns), most)
-        return 1 if rows > 1 and (why_alone(self._settings) or self._rows_go_alone(prompts)) else rows
+        return 1 if rows > 1 and (self.why_alone(self._settings) or self._rows_go_alone(prompts)) else rows
 
     def _respond(self, prompts: TokenRows) -> list[Response]:
         batch = collate_prompts(prompts, pad_id=self._settings["pad_token_id"]).to(self._device)
@@ -112,15 +121,6 @@ class StaticEngine(LocalEngine):
         if (constraint := self._constraint) is not None:
             how["prefix_allowed_tokens_fn"] = lambda row, tokens: list(constraint.allowed(tokens[width:].tolist()))
         return how
-
-
-def why_alone(settings: Mapping[str, Any]) -> str:
-    """Say why transformers' `generate` takes one row at a time with these settings; empty where it takes several."""
-    if settings.get("num_beams", 1) > 1 and settings.get("do_sample"):
-        return "beams that sample draw from one generator, so rows go one by one"
-    if settings.get("prompt_lookup_num_tokens") is not None:
-        return "prompt lookup takes one row at a time"
-    return ""
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from brim.models import continued, locate, require_trainable, with_stored_quanti
 from brim.notes import Say
 from brim.report import curves_plot, listening, require_matplotlib, save_picture, show
 from brim.storage import make_folder, write_text, writing
-from brim.train import Observer, Observers, RunFolder, check_run_folder, run_figures
+from brim.train import Observer, Observers, RunFigures, RunFolder
 from brim.workflows.compare.child import run_in_process
 from brim.workflows.compare.results import FILE, ComparedRun, CompareResult, in_order, read_runs
 from brim.workflows.runs import Ended, Stop, TrainOrder, stopping
@@ -114,7 +114,7 @@ def _begun(
             where=str(folder),
             fix="choose another folder with --output-directory",
         )
-    check_run_folder(folder, resume=False)
+    RunFolder(folder).check(resume=False)
     if resume:
         say(f"nothing to continue in {folder}: the comparison starts anew")
     with writing(FILE, file):
@@ -232,7 +232,7 @@ def _told(entrant: Entrant, seed: int, ended: Ended, run: RunFolder) -> Compared
     except BrimError as error:
         return _failed(entrant, seed, str(error))
     try:
-        figures = run_figures(run.metrics)
+        figures = RunFigures.of(run.metrics)
     except (OSError, ValueError, KeyError) as error:
         return _failed(entrant, seed, f"{run.metrics.name} cannot be read: {error}")
     return ComparedRun(name=entrant.name, seed=seed, outcome="finished", figures=figures, rows=rows, error=None)

@@ -22,7 +22,7 @@ from brim.config import load_config
 from brim.errors import ExportError, InputError, OutputError, Problem, WriteError
 from brim.models import no_library_warnings
 from brim.storage import MANIFEST, sha256, verified, whole_folder
-from brim.train import RunFolder, require_whole_model
+from brim.train import RunFolder
 from brim.workflows.runs import ExportResult, card_apart, local_name
 
 FORMAT = "safetensors"
@@ -179,7 +179,7 @@ def package_of_run(run: RunFolder) -> Package:
 
     Raises CheckpointError where a file was changed since, ExportError where one is missing or damaged.
     """
-    require_whole_model(run)
+    run.require_whole_model()
     kind = kind_of(run.model)
     _require_readable(run.model)
     files = without_paths(files_of(run.model))

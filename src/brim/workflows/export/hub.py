@@ -16,7 +16,7 @@ from brim.errors import BrimError, ExportError, InputError
 from brim.notes import Say
 from brim.report import listening, show
 from brim.storage import MANIFEST
-from brim.train import RunFolder, open_run_folder
+from brim.train import RunFolder
 from brim.workflows.export.export import CARD, FACTS, Package, package_of_export, package_of_run
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _package(folder: Path) -> Package:
             expected="the folder that `brim train` or `brim export` wrote",
             fix="name that folder" if folder.name != "model" else "name the run's folder, not the one in it",
         )
-    return package_of_run(open_run_folder(folder))
+    return package_of_run(RunFolder.open(folder))
 
 
 def _check_name(repo_id: str) -> None:

@@ -20,7 +20,7 @@ from brim.data import prepare
 from brim.data.read import Data, read
 from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import DataError, ExportError, InputError, ModelError, Problem
-from brim.infer import Divergence, Runner, divergence, logits_of
+from brim.infer import Divergence, Runner
 from brim.models import LLM, load_base, load_llm, locate, no_library_bars, no_library_warnings, precision
 from brim.notes import Say
 from brim.session import Session
@@ -128,7 +128,7 @@ def merge_run(run: RunFolder, session: Session, path: Path, merging: Merging, *,
         device=session.device,
     )
     llm = load_llm(session.config, session.folder, session.device, trainable=False, keeps_digits=True)
-    before = list(logits_of(llm.model, asked.rows, how, llm.precision))
+    before = list(how.logits(llm.model, asked.rows, llm.precision))
     adapter_kl = _effect(llm, before, asked, how)
     merged = merge_adapter(cast(Any, llm.model), dtype=DTYPES[merging.dtype])
     del llm
@@ -138,7 +138,7 @@ def merge_run(run: RunFolder, session: Session, path: Path, merging: Merging, *,
         del merged
         learned = files_of(run.model)
         place(folder, {name: file for name, file in learned.items() if name not in _ADAPTER_FILES})
-        found = divergence(before, logits_of(_read_back(folder, session), asked.rows, how, precision("fp32")))
+        found = Divergence.between(before, how.logits(_read_back(folder, session), asked.rows, precision("fp32")))
         limit = merging.max_divergence if merging.max_divergence is not None else limit_of(adapter_kl)
         compared = Compared(merged=found, adapter_kl=adapter_kl, source=asked.source, limit=limit)
         _require_close(compared, merging, path)
@@ -167,7 +167,7 @@ def _effect(llm: LLM, before: list[torch.Tensor], asked: Probe, how: Runner) -> 
     if any(settings.bias != "none" for settings in model.peft_config.values()):
         return None
     with model.disable_adapter():
-        return divergence(before, logits_of(model, asked.rows, how, llm.precision)).mean_kl
+        return Divergence.between(before, how.logits(model, asked.rows, llm.precision)).mean_kl
 
 
 def _complete(folder: Path, run: RunFolder, session: Session, merging: Merging, compared: Compared) -> None:

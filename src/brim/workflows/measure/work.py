@@ -42,7 +42,6 @@ from brim.infer.engines import (
     StaticEngine,
     generation_settings,
     respond_to,
-    why_not_slots,
 )
 from brim.models import LLM, base_model, device_facts, device_name, load_llm, pick_device
 from brim.train import CheckpointStore, Loop, Record, RunLength, TrainState, build_job
@@ -222,7 +221,7 @@ class Bench:
             llm.model,
             rows,
             pad_id=_PAD_ID,
-            batch_rows=RowsAtOnce(len(rows), on_smaller=_refuse),
+            batches=RowsAtOnce(len(rows), on_smaller=_refuse),
             device=llm.device,
             precision=llm.precision,
             head=llm.head,
@@ -236,7 +235,7 @@ class Bench:
         generation = config.generation.model_copy(update={"eos_token_id": None})
         settings = generation_settings(generation, pad_id=_PAD_ID, end_ids=[self._vocabulary])
         base = base_model(llm.model)
-        is_slots = not why_not_slots(type(base), base.config, settings)
+        is_slots = not SlotsEngine.why_not(type(base), base.config, settings)
         engine: Engine = (SlotsEngine if is_slots else StaticEngine)(
             llm.model,
             settings=settings,

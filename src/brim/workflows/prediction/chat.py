@@ -20,7 +20,7 @@ from brim.data.read import Source, read_columns
 from brim.data.tokens import TextEncoder, TokenRows
 from brim.errors import DataError, InputError
 from brim.infer import GrowingText, KeptCache, stream_tokens
-from brim.infer.engines import FinishReason, why_not_slots
+from brim.infer.engines import FinishReason, RowsAtOnce, SlotsEngine
 from brim.models import LLM, base_model
 from brim.notes import Say
 from brim.planning import constraint_of, engine_by_hand, require_one_fits, settings_of, tokens_of_one
@@ -299,7 +299,7 @@ def require_streamable(llm: LLM, session: Session) -> str:
     Returns why the architecture cannot do it either, empty where it can.
     """
     architecture = base_model(llm.model)
-    reason = why_not_slots(type(architecture), architecture.config, settings_of(llm, session))
+    reason = SlotsEngine.why_not(type(architecture), architecture.config, settings_of(llm, session))
     if reason.startswith("generation."):
         raise InputError(
             what=f"a response cannot be given while it is made: {reason}",
@@ -341,7 +341,7 @@ def _pieces(tokens: Generator[int, None, FinishReason], encoder: TextEncoder) ->
 
 
 def _in_one_piece(llm: LLM, session: Session, prompt: TokenRows) -> Pieces:
-    response = respond(engine_by_hand(llm, session, batch_rows=1), session, prompt).iloc[0]
+    response = respond(engine_by_hand(llm, session, batches=RowsAtOnce(1)), session, prompt).iloc[0]
     if response["response"]:
         yield response["response"]
     finish_reason: FinishReason = response["finish_reason"]

@@ -110,7 +110,7 @@ def activations_of(
             pooling=asked.pooling,
             normalize=asked.normalize,
             pad_id=session.encoder.pad_id,
-            batch_rows=batches,
+            batches=batches,
             device=loaded.device,
             precision=loaded.precision,
             on_batch=on_batch,

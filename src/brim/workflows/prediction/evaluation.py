@@ -25,15 +25,11 @@ from brim.infer import (
     Measure,
     Scores,
     exact_match,
-    extract,
     intervals,
     label_measures,
     label_reader,
     paired_intervals,
-    ratio,
-    score_measures,
     score_rows,
-    summarize,
     text_measures,
 )
 from brim.infer.engines import Batches, Engine, RowsAtOnce, respond_to
@@ -199,14 +195,12 @@ def _measures_on(ours: EvaluateResult, mine: Contender, keys: NDArray[np.int64])
     if len(keys) == len(frame):
         return dict(ours.measures)
     frame = frame[frame["row"].isin(keys)]
-    measures = score_measures(
-        Scores(
-            keys=frame["row"].to_numpy(),
-            loss=frame["loss"].to_numpy(),
-            num_correct=frame["num_correct"].to_numpy(),
-            num_supervised=frame["num_supervised"].to_numpy(),
-        )
-    )
+    measures = Scores(
+        keys=frame["row"].to_numpy(),
+        loss=frame["loss"].to_numpy(),
+        num_correct=frame["num_correct"].to_numpy(),
+        num_supervised=frame["num_supervised"].to_numpy(),
+    ).measures()
     if mine.asked is not None:
         measures |= response_measures(frame, mine.asked.references, label_reader(mine.session.config))
     return measures
@@ -216,7 +210,7 @@ def _without_tokens(
     measures: Mapping[str, Measure], losses: NDArray[np.float64], num_bytes: NDArray[np.int64]
 ) -> dict[str, Measure]:
     kept = {name: measure for name, measure in measures.items() if name not in _BY_TOKEN}
-    return {"bits_per_byte": ratio(losses / math.log(2), num_bytes), **kept}
+    return {"bits_per_byte": Measure.ratio(losses / math.log(2), num_bytes), **kept}
 
 
 def _losses(result: EvaluateResult, keys: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -321,7 +315,7 @@ def evaluate(
     batches = batches_for(session, [rows], llm=llm, say=say)
     say(status("evaluating", is_planned=True))
     scores = scored(llm, session, rows, batches, on_batch=on_batch)
-    figures, measures = summarize(scores), score_measures(scores)
+    figures, measures = scores.summary(), scores.measures()
     frame = pd.DataFrame(
         {
             "row": scores.keys,
@@ -356,7 +350,7 @@ def scored(
         llm.model,
         rows,
         pad_id=session.encoder.pad_id,
-        batch_rows=batches,
+        batches=batches,
         device=llm.device,
         precision=llm.precision,
         head=llm.head,
@@ -370,11 +364,11 @@ def response_measures(texts: pd.DataFrame, references: Sequence[str], reader: La
     if reader is None:
         found = text_measures(responses, references)
     else:
-        labels = extract(responses, reader, LabelCounts())
+        labels = LabelCounts().extract(responses, reader)
         found = label_measures(labels, [reference.strip() for reference in references])
         found["exact_match"] = exact_match(responses, references)
-    found["response_tokens"] = ratio(texts["num_response_tokens"].to_numpy())
-    found["ended_by_itself"] = ratio((texts["finish_reason"] == "stop").to_numpy())
+    found["response_tokens"] = Measure.ratio(texts["num_response_tokens"].to_numpy())
+    found["ended_by_itself"] = Measure.ratio((texts["finish_reason"] == "stop").to_numpy())
     return found
 
 
@@ -383,7 +377,7 @@ def _responses(llm: LLM, session: Session, asked: Asked, *, say: Say, on_batch: 
     texts, reader = responses_to(llm, session, asked.prompts, say=say, on_batch=on_batch), label_reader(session.config)
     if reader is not None:
         counts = LabelCounts()
-        texts.insert(1, "label", extract(texts["response"].tolist(), reader, counts))
+        texts.insert(1, "label", counts.extract(texts["response"].tolist(), reader))
         for line in counts.notes(session.config.output_features[0]):
             say(line)
     return texts

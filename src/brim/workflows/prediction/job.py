@@ -20,7 +20,7 @@ from typing import Any, TextIO, TypeAlias
 
 from brim.config import mask_secrets
 from brim.errors import InputError, OutputError
-from brim.infer import EMPTY_BYTES, Journal
+from brim.infer import Journal
 from brim.models import CONFIG, WEIGHTS
 from brim.notes import Say
 from brim.session import Session
@@ -178,7 +178,7 @@ def open_job(output: Path, now: Fingerprint, *, resume: bool, key: str | None, s
                 )
             yield Job(folder, responses=responses, scores=scores)
         except BaseException:
-            if not (folder.responses.is_file() and folder.responses.stat().st_size > EMPTY_BYTES):
+            if not (folder.responses.is_file() and folder.responses.stat().st_size > Journal.EMPTY_BYTES):
                 shutil.rmtree(folder.path, ignore_errors=True)  # nothing that could be gone on with
             raise
 

@@ -34,7 +34,7 @@ from brim.data.read import (
 )
 from brim.data.tokens import TextEncoder, TokenRows
 from brim.errors import DataError, OutputError, Problem, WriteError
-from brim.infer import LabelCounts, extract
+from brim.infer import LabelCounts
 from brim.infer.engines import Response
 from brim.storage import whole_file, write_text, writing
 from brim.train import package_versions
@@ -209,7 +209,7 @@ class Predictions:
     ) -> list[pa.Array]:
         """The columns of `_added_fields`."""
         texts = [self.encoder.decode(response.token_ids, skip_special_tokens=True) for response in responses]
-        labels = [] if self.labels is None else [extract(texts, self.labels[1], counts.labels)]
+        labels = [] if self.labels is None else [counts.labels.extract(texts, self.labels[1])]
         columns = [
             pa.array(texts, pa.string()),
             *(pa.array(each, pa.string()) for each in labels),

@@ -30,17 +30,14 @@ from brim.infer import (
     DoneRows,
     HeldRecords,
     Records,
-    label_column,
     label_reader,
     prompt_hash,
-    response_bytes,
-    response_of,
     rows_to_score,
     score_batches,
     score_bytes,
     score_of,
 )
-from brim.infer.engines import Engine, Finished, SlotsEngine
+from brim.infer.engines import Engine, Finished, Response, SlotsEngine
 from brim.memory import Asked, Budget, ask
 from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import Note, Say, planned, status, warning
@@ -337,9 +334,9 @@ class _Work:
             prompts=self._asked.prompts,
             encoder=self._session.encoder,
             name=_response_column(self._session),
-            response=lambda position: response_of(self.responses.body(position)),
+            response=lambda position: Response.of_bytes(self.responses.body(position)),
             log_probability=(lambda position: score_of(self._scores.body(position))) if self._wanted.scores else None,
-            labels=None if reader is None else (label_column(config), reader),
+            labels=None if reader is None else (_label_column(config), reader),
             typed=self._wanted.output is not None and self._wanted.output.suffix == ".parquet",
         )
 
@@ -349,6 +346,11 @@ class _Work:
         with self._job.reopened() as (responses, scores):
             held = _Work(self._session, self._wanted, self._asked, responses=responses, scores=scores)
             return held.finish(0.0).predictions
+
+
+def _label_column(config: Config) -> str:
+    """Return the column of predicted labels, called as in Ludwig."""
+    return f"{config.answer_name}_predictions"
 
 
 @contextmanager
@@ -368,7 +370,7 @@ def _interruption_told(work: _Work, output: Path) -> Iterator[None]:
 
 def prompts_asked(source: Source, session: Session, wanted: Wanted, notes: Sequence[str], say: Say) -> AskedPrompts:
     """The prompts of the rows that can be responded to; of the others it is said, and stands in the ledger, why not."""
-    columns = [_response_column(session), *([label_column(session.config)] if label_reader(session.config) else [])]
+    columns = [_response_column(session), *([_label_column(session.config)] if label_reader(session.config) else [])]
     require_free_names(source, columns, with_scores=wanted.scores)
     prompts = prompts_of(source, session.config, session.encoder, only=wanted.split)
     keep: Keep = "last" if wanted.on_overlong == "truncate_left" else "first"
@@ -463,7 +465,7 @@ class Generation:
 
         def keep(finished: Sequence[Finished]) -> None:
             positions = [int(to_do[each.position]) for each in finished]
-            done.add(positions, [response_bytes(each.response) for each in finished])
+            done.add(positions, [each.response.to_bytes() for each in finished])
             on_batch(len(finished))
 
         if measures:
@@ -490,7 +492,7 @@ def answered(llm: LLM, session: Session, prompts: TokenRows, *, say: Say, on_bat
     engine = None
     if len(prompts) <= _A_FEW and session.config.memory.budget == "auto":
         rows = min(rows_by_hand(session.config) or _A_FEW, len(prompts))
-        engine = engine_by_hand(llm, session, batch_rows=said(rows, say))
+        engine = engine_by_hand(llm, session, batches=said(rows, say))
     texts: list[str] = responses_to(llm, session, prompts, engine=engine, say=say, on_batch=on_batch)[
         "response"
     ].tolist()
@@ -506,7 +508,7 @@ def score_missing(
     """
     is_missing = np.zeros(len(prompts), dtype=np.bool_)
     is_missing[scores.to_do()] = True
-    rows = rows_to_score(prompts, lambda position: response_of(responses.body(position)))
+    rows = rows_to_score(prompts, lambda position: Response.of_bytes(responses.body(position)))
     at_once = batches_for(session, [rows], llm=llm, say=say, whole_tokens=BATCH_TOKENS)
     for positions in score_batches(rows.lengths):
         if not is_missing[positions].any():

@@ -22,7 +22,7 @@ from brim.models import device_name
 from brim.notes import Note, Say, is_told
 from brim.session import Session
 from brim.storage import write_text, writing
-from brim.train import Checkpoint, RunFolder, RunLength, TrainState, write_environment
+from brim.train import Checkpoint, RunFolder, RunLength, TrainState
 from brim.units import format_count
 
 
@@ -51,7 +51,7 @@ def write_head(
     _write(run.config, dump(session.config))
     if checkpoint is None or not run.environment.exists():
         with writing(run.environment.name, run.environment):
-            write_environment(run, device=device_name(session.device))
+            run.write_environment(device=device_name(session.device))
     prepared.ledger.write(run.ledger)
 
 

@@ -33,7 +33,7 @@ from brim.notes import Say, status
 from brim.planning import PlanRequest, TrainingPlan, plan_run
 from brim.report import listening, show
 from brim.session import Session, choice_notes, with_length_of_labels
-from brim.train import length_of
+from brim.train import RunLength
 from brim.units import format_count
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _request(
         device=device,
         is_at_hand=is_at_hand,
         rows=rows,
-        length=length_of(config.trainer, rows, seed=config.random_seed, course=course),
+        length=RunLength.of(config.trainer, rows, seed=config.random_seed, course=course),
         has_begun=course is not None,
         is_sized_by_memory=is_open,
     )

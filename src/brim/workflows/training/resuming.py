@@ -21,8 +21,6 @@ from brim.train import (
     RunFolder,
     RunLength,
     TrainState,
-    learning_rate_of,
-    length_of,
     rows_digest,
     stopping_of,
 )
@@ -65,7 +63,7 @@ def _goes_on(config: Config, checkpoint: Checkpoint, state: TrainState, rows: To
     """Where the run goes on; or that it has ended, and how it is trained for longer."""
     trainer = config.trainer
     assert isinstance(trainer, FinetuneTrainer), "a run trains"
-    length = length_of(trainer, rows, seed=config.random_seed, course=checkpoint.state["course"])
+    length = RunLength.of(trainer, rows, seed=config.random_seed, course=checkpoint.state["course"])
     stands = f"after step {state.step:,} ({format_count(state.consumed_samples, 'sample')})"
     if state.consumed_samples >= length.total_samples:
         asked = {key: getattr(trainer, key.partition(".")[2]) for key in reversed(_LENGTHS)}
@@ -212,12 +210,12 @@ def _with_length_of(
     if trainer.batch_increase_function is not None:
         why: str | None = "trainer.batch_increase_function was asked for its epochs alone, and is not asked again"
     else:
-        started = length_of(trainer, rows, seed=seed, course=checkpoint.state["course"])
-        length = length_of(trainer, rows, seed=seed)
+        started = RunLength.of(trainer, rows, seed=seed, course=checkpoint.state["course"])
+        length = RunLength.of(trainer, rows, seed=seed)
         why = _why_not(
             state.consumed_samples,
-            (started, learning_rate_of(trainer, rows, started, seed=seed)),
-            (length, learning_rate_of(trainer, rows, length, seed=seed)),
+            (started, LearningRate.of(trainer, rows, started, seed=seed)),
+            (length, LearningRate.of(trainer, rows, length, seed=seed)),
             final_size_counts=trainer.batch_beta2_scaling is True,
         )
     if why is not None:

@@ -17,7 +17,6 @@ from brim.data import Prepared, prepare, slip_notes
 from brim.data.read import Data, Source, read
 from brim.data.tokens import TokenRows
 from brim.errors import CheckpointError, InputError
-from brim.infer import summarize
 from brim.models import LLM, load_llm, model_note, no_library_warnings, require_trainable, unquantised_experts
 from brim.notes import Note, Say, planned, status, warning
 from brim.planning import batches_for, settings_of
@@ -34,10 +33,7 @@ from brim.train import (
     TensorBoardLog,
     TrainState,
     build_job,
-    check_run_folder,
-    create_run_folder,
     export_model,
-    held,
     restore_weights,
     states_in_32_bits,
     stop_request,
@@ -94,7 +90,7 @@ def train_configuration(order: TrainOrder, *, observer: Observer, say: Say, weig
     data = loaded.config.dataset if order.dataset is None else order.dataset
     assert data is not None, "whoever starts the process has checked it"
     resume = order.resume and output.exists()
-    check_run_folder(output, resume=resume)
+    RunFolder(output).check(resume=resume)
     notes = RunNotes(say)
     session, source, prepared = prepared_for(
         open_session(loaded.config),
@@ -195,9 +191,9 @@ def train(
 def _folder(path: Path, *, resume: bool) -> Iterator[RunFolder]:
     """Yield the run's folder, which no other process touches meanwhile; one that was made and stays empty goes."""
     existed = path.exists()
-    run = create_run_folder(path, resume=resume)
+    run = RunFolder.create(path, resume=resume)
     try:
-        with held(run, resume=resume):
+        with run.held(resume=resume):
             yield run
     except BaseException:
         if not existed:
@@ -352,4 +348,4 @@ def _scorer(
         say=say,
         on_smaller=lambda smaller: observers.write({"step": state.step, **smaller.record()}),
     )
-    return lambda names: {name: summarize(scored(llm, session, splits[name], batches)) for name in names}
+    return lambda names: {name: scored(llm, session, splits[name], batches).summary() for name in names}

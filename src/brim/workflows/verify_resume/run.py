@@ -24,7 +24,7 @@ from brim.notes import Say
 from brim.report import listening, show
 from brim.session import dataset_of
 from brim.storage import verified, writing
-from brim.train import CheckpointStore, RunFolder, read_only
+from brim.train import CheckpointStore, RunFolder
 from brim.units import format_bytes, format_count, format_seconds
 from brim.workflows.runs import TrainOrder
 from brim.workflows.verify_resume.comparison import (
@@ -67,7 +67,7 @@ def verify_resume(
     require_trust_said_again(config, overrides, folder.config, begins=True)
     largest = largest_batch(config, folder)
     with listening(say) as told, _work_folder(keep=keep, say=told) as work:
-        with read_only(folder):
+        with folder.read_only():
             start = chosen_start(folder, largest, steps=steps, from_step=from_step, say=told)
             require_room(folder, work)
             _require_data(dataset_of(config, dataset))
