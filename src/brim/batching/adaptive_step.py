@@ -1,4 +1,4 @@
-"""Accumulate the gradient of a batch of any size in a training loop that is not brim's own.
+"""Sum the gradient of a batch of any size in a training loop that is not brim's own.
 
 A batch is whatever the loop has: its rows are counted and taken out by the first dimension of each column, or by the
 samples of a list. `require_sum` refuses a loss function that averages its rows' losses instead of adding them up.
@@ -37,7 +37,8 @@ Lengths: TypeAlias = Callable[[Any], Sequence[int] | NDArray[np.integer] | Tenso
 _NO_LIMIT = 1 << 53  # more than any batch has, and still exact as a float
 
 
-# A micro-batch takes a "byte" a token, padding included. Times do not matter where the largest are asked for.
+# One "byte" for each token, padding included, so that max_tokens is the cap. Times do not count when the largest
+# micro-batches are asked for.
 _PADDED_TOKENS = Surface(base=0.0, lengths=(1,), tokens=((1, 2),), values=((1.0, 2.0),))
 
 
@@ -45,7 +46,7 @@ _TOKEN_COSTS = Costs(peak=_PADDED_TOKENS, static_bytes=0, time=_PADDED_TOKENS)
 
 
 class AdaptiveStep:
-    """Accumulates the gradient of a batch's mean loss, in as many pieces as memory demands.
+    """Sum the gradient of a batch's mean loss, in as many pieces as memory demands.
 
         step = brim.AdaptiveStep(model, loss)
         for batch in loader:
@@ -62,13 +63,14 @@ class AdaptiveStep:
         of each. It does the forward pass, and moves the batch to the device, if need be. What it computes for a row
         must not depend on the others.
     max_rows: rows of a piece at first; None: the whole batch.
-    lengths: tokens of each row of a batch; then pieces are cut by length, under a limit of rows × longest row.
+    lengths: returns the tokens of each row of a batch; pieces are then formed by length, under a limit of rows ×
+        longest row.
     max_tokens: that limit at first; None: the whole batch.
     weight: of the whole batch, by which the sum is divided; None: its rows. Supervised tokens, for instance.
     scale: GradScaler.scale, where fp16 needs one.
     samples: a batch is a list of samples, not columns (tensors whose first dimension is the rows, in tuples, lists and
         dictionaries).
-    on_event: is told when memory ran out and how it goes on; None: a warning is logged.
+    on_event: is called when memory ran out, and with how the step goes on; None: a warning is logged.
     check: on the first batch, call the loss three times with copies of one row, to see that it is a sum.
     """
 
@@ -93,14 +95,14 @@ class AdaptiveStep:
         self._weight = weight
         self._scale = scale
         self._samples = samples
-        self._hear = on_event or _log
+        self._on_event = on_event or _log
         self._check = check
         self._parameters: list[nn.Parameter] = []
         self._batch: Any = None
         self._num_rows = 0
         self._divisor = 1.0
-        self._few_digits: torch.dtype | None = None  # of 16 bits, in which the loss is a sum, and which is not told yet
-        self._told_few_digits = False
+        self._few_digits: torch.dtype | None = None  # of 16 bits, in which the loss was summed
+        self._has_warned = False  # of them
         self._cutter = _cutter(max_rows=max_rows, max_tokens=max_tokens, by_length=lengths is not None)
         self._step = GradientStep(
             cutter=self._cutter,
@@ -112,7 +114,7 @@ class AdaptiveStep:
         )
 
     def __call__(self, batch: Any) -> float:
-        """The mean loss of the batch; its gradient is in the parameters' `grad`.
+        """Return the mean loss of the batch; its gradient is in the parameters' `grad`.
 
         Raises OutOfMemoryError when a single row runs out of memory twice, and InputError for a mistake in the batch,
         the loss or the weight. Any other exception comes from the loss, and passes through.
@@ -134,15 +136,15 @@ class AdaptiveStep:
         return outcome.loss
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to cut the same, as JSON."""
+        """Return, as JSON, what a resumed run needs to partition the same."""
         return self._cutter.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Back to a saved state, of a step that was made with the same arguments."""
+        """Go back to a saved state, of a step that was made with the same arguments."""
         self._cutter.restore(state)
 
     def _backward(self, rows: NDArray[np.intp]) -> Tensor:
-        """Add the gradient of some rows; their share of the mean loss."""
+        """Add the gradient of some rows; return their share of the mean loss."""
         is_all = len(rows) == self._num_rows and bool((np.diff(rows) == 1).all())
         loss = self._loss(self._batch if is_all else take_rows(self._batch, rows, samples=self._samples))
         _require_gradient(loss)
@@ -153,10 +155,10 @@ class AdaptiveStep:
         return share.detach()
 
     def _warn_of_few_digits(self) -> None:
-        """Once: what a sum has rounded away before it comes here cannot be brought back."""
-        if self._few_digits is None or self._told_few_digits:
+        """Warn once: what a sum has rounded away before it comes here cannot be brought back."""
+        if self._few_digits is None or self._has_warned:
             return
-        self._told_few_digits = True
+        self._has_warned = True
         digits = round(-math.log10(torch.finfo(self._few_digits).eps / 2))
         warnings.warn(
             f"the loss is a sum in {str(self._few_digits).removeprefix('torch.')}, which keeps about {digits} decimal"
@@ -186,7 +188,7 @@ class AdaptiveStep:
         return weight
 
     def _translate(self, event: Mapping[str, Any]) -> None:
-        """In rows or in padded tokens, and not beyond what the batch has."""
+        """Pass an event on with its cap in rows or padded tokens, and no higher than what the batch has."""
         if event["event"] == "cap":
             if self._lengths is None:
                 most = self._num_rows
@@ -197,7 +199,7 @@ class AdaptiveStep:
             event = {**event, "before": min(event["before"], most), "after": min(event["after"], most), "unit": unit}
         elif event["event"] == "oom":
             event = {key: value for key, value in event.items() if key != "predicted_bytes"}
-        self._hear(event)
+        self._on_event(event)
 
 
 def _cutter(*, max_rows: int | None, max_tokens: int | None, by_length: bool) -> Cutter:
@@ -260,12 +262,12 @@ def _log(event: Mapping[str, Any]) -> None:
         logger.warning("at most %s %s at a time from now on", f"{event['after']:,}", event["unit"])
 
 
-# The same row goes through other kernels when it stands in a batch of three: in bf16 a loss can differ by as much.
+# In a batch of three the same row goes through other kernels, by which its loss in bf16 can differ by as much.
 _TOLERANCE = 0.01
 
 
 def require_sum(model: nn.Module, loss: Callable[[Any], Tensor], batch: Any, *, samples: bool) -> None:
-    """Raises InputError where a row that is taken two and three times has the loss that it has when taken once.
+    """Raise InputError where a row that is taken two and three times has the loss that it has when taken once.
 
     A mean does not grow with copies of a row, whatever it is taken over; a sum does. Without dropout, so that a mean
     is not missed; modes and random states are left as they were.
@@ -299,7 +301,7 @@ Rows: TypeAlias = NDArray[np.intp] | slice
 
 
 def count_rows(batch: Any, *, samples: bool) -> int:
-    """Rows of a batch: of each of its columns the first dimension, or the samples of a list.
+    """Count the rows of a batch: by the first dimension of each of its columns, or the samples of a list.
 
     Columns are tensors and arrays of at least one dimension, and lists of texts or numbers, in tuples, lists and
     dictionaries of any depth. Raises InputError where they disagree, or where there is none.
@@ -324,7 +326,7 @@ def count_rows(batch: Any, *, samples: bool) -> int:
 
 
 def take_rows(batch: Any, rows: NDArray[np.intp], *, samples: bool) -> Any:
-    """A batch of these rows alone, in this order; everything that is not by row as it is.
+    """Return a batch of these rows alone, in this order; everything that is not by row stays as it is.
 
     Neighbours in their order are views, which take no memory.
     """
@@ -336,7 +338,7 @@ def take_rows(batch: Any, rows: NDArray[np.intp], *, samples: bool) -> Any:
 
 
 def _columns(value: Any, name: str) -> Iterator[tuple[str, int]]:
-    """Each column's name and rows."""
+    """Yield each column's name and number of rows."""
     if isinstance(value, (Tensor, np.ndarray)):
         if value.ndim:
             yield name, value.shape[0]
@@ -369,7 +371,7 @@ def _take(value: Any, rows: Rows) -> Any:
 
 
 def _is_list_column(value: Any) -> bool:
-    """As PyTorch's loaders make of texts: a tuple or a list with an item for each row."""
+    """Say whether it is a tuple or a list with an item for each row, as PyTorch's loaders make of texts."""
     return (
         isinstance(value, (tuple, list)) and bool(value) and all(isinstance(i, (str, bytes, int, float)) for i in value)
     )

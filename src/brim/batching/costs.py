@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """The two models by which an effective batch is cut. Fixed when a run is launched; kept in its checkpoints.
+    """Hold the two models by which an effective batch is partitioned: fixed at launch, and kept in checkpoints.
 
     peak: bytes that PyTorch has allocated at the peak of a micro-batch's forward and backward pass, with weights,
     gradients and the optimizer's state at hand. static_bytes: what of it is there whatever the shape.
@@ -30,21 +30,21 @@ class Costs:
     scale: float = 1.0
 
     def peak_bytes(self, rows: ArrayLike, length: ArrayLike) -> NDArray[np.float64]:
-        """Predicted for `rows` rows of `length` tokens, padding included; shapes broadcast."""
+        """Predict the peak of `rows` rows of `length` tokens, padding included; shapes broadcast."""
         return np.asarray(self.static_bytes + self.scale * (self.peak(rows, length) - self.static_bytes))
 
     def seconds(self, rows: ArrayLike, length: ArrayLike) -> NDArray[np.float64]:
-        """Predicted for `rows` rows of `length` tokens, padding included; shapes broadcast."""
+        """Predict the seconds of `rows` rows of `length` tokens, padding included; shapes broadcast."""
         return self.time(rows, length)
 
     def scale_to(self, peak_bytes: int, *, length: int) -> float:
-        """The scale with which one row of this length, in tokens, peaks there."""
+        """Return the scale with which one row of this length, in tokens, has this peak."""
         added = float(self.peak(1, length)) - self.static_bytes
         return (peak_bytes - self.static_bytes) / added if added > 0 else self.scale
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Costs:
-        """The costs of which these are the fields (`asdict`), from JSON."""
+        """Read back from JSON what `asdict` gave."""
         return cls(
             peak=Surface.from_dict(saved["peak"]),
             static_bytes=saved["static_bytes"],
@@ -55,7 +55,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surface:
-    """Values over padded tokens N = rows × T, for some lengths T, with straight lines between the samples.
+    """Interpolate values over padded tokens N = rows × T, sampled for some lengths T, along straight lines.
 
     For one T, what a transformer takes is a maximum of sums that are linear in N, so it is convex: the line between
     two samples is never below it. For one N it is linear in T (attention that keeps its scores: N·T) or flat. Beyond
@@ -68,7 +68,7 @@ class Surface:
     values: tuple[tuple[float, ...], ...]  # of each length, never falling
 
     def __call__(self, rows: ArrayLike, length: ArrayLike) -> NDArray[np.float64]:
-        """The value of micro-batches of `rows` rows, each of `length` tokens with its padding; shapes broadcast."""
+        """Return the value of micro-batches of `rows` rows of `length` tokens, padding included; shapes broadcast."""
         lengths = np.asarray(length, dtype=np.float64)
         num_tokens = np.asarray(rows, dtype=np.float64) * lengths
         lines = _lines(self)
@@ -86,12 +86,12 @@ class Surface:
 
     @property
     def kinks(self) -> NDArray[np.int64]:
-        """Padded tokens at which a line may bend, ascending; between two of them each length's values are straight."""
+        """Return the padded tokens, ascending, at which a line may bend; between two of them all lines are straight."""
         return np.unique([number for line in self.tokens for number in line])
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Surface:
-        """The surface of which these are the fields (`asdict`), from JSON."""
+        """Read back from JSON what `asdict` gave."""
         return cls(
             base=saved["base"],
             lengths=tuple(saved["lengths"]),
@@ -102,7 +102,7 @@ class Surface:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """The samples of one length, from no tokens on."""
+    """Hold the samples of one length, from no tokens on."""
 
     tokens: NDArray[np.float64]
     values: NDArray[np.float64]
@@ -115,7 +115,7 @@ class _Line:
 
 @lru_cache(maxsize=64)
 def _lines(surface: Surface) -> list[_Line]:
-    """Kept, since an effective batch is cut with a dozen calls."""
+    """Return the lines as arrays; kept, since partitioning an effective batch takes a dozen calls."""
     return [
         _Line(tokens=np.array([0.0, *tokens]), values=np.array([surface.base, *values]))
         for tokens, values in zip(surface.tokens, surface.values, strict=True)

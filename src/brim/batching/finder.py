@@ -35,7 +35,7 @@ Predicted: TypeAlias = int | Callable[[], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The answer of a search. The size was executed, and fitted: its probe is among the probes."""
+    """Hold the answer of a search. The size was executed, and fitted: its probe is among the probes."""
 
     size: int
     probes: tuple[Probe, ...]  # in the order in which they were made
@@ -47,11 +47,11 @@ class Found:
 
     @property
     def num_out_of_memory(self) -> int:
-        """How many of the probes ran out of memory."""
+        """Count the probes that ran out of memory."""
         return sum(probe.outcome == "out_of_memory" for probe in self.probes)
 
     def num_chunks(self, effective_batch_size: int) -> int:
-        """How many batches of at most this size make up an effective batch, so that it stays what it is."""
+        """Count the batches of at most this size that make up an effective batch."""
         return -(-effective_batch_size // self.size)
 
 
@@ -68,7 +68,7 @@ def find_batch_size(
     power_of_two: bool = False,
     helps: Sequence[str] = (),
 ) -> Found:
-    """The largest size that was found to fit; it has been executed.
+    """Return the largest size that was found to fit; it has been executed.
 
     fits: tries a size, and says what came of it; exceptions that it raises pass through.
     how: docs/finding-a-batch-size.md states how many probes each way takes.
@@ -87,14 +87,15 @@ def find_batch_size(
     _require_sound_search(how, most, start)
     ladder = Ladder(most=most, power_of_two=power_of_two)
     trials = Trials(fits, ladder, limit_bytes=limit_bytes, margin_bytes=margin_bytes)
-    told = _search(trials, how, start=start, predicted=predicted, curve=curve_of(bytes_of))
+    curve = Curve(None if bytes_of is None else cache(bytes_of))  # asks for each size once
+    reason = _search(trials, how, start=start, predicted=predicted, curve=curve)
     if not trials.fitted:
         raise NothingFitsError(_nothing_fits(trials, helps))
-    return Found(size=trials.fitted, probes=tuple(trials.probes), reason=f"{told}; {_outcome(trials)}")
+    return Found(size=trials.fitted, probes=tuple(trials.probes), reason=f"{reason}; {_outcome(trials)}")
 
 
 def _search(trials: Trials, how: Search, *, start: int | None, predicted: Predicted | None, curve: Curve) -> str:
-    """Fill the trials; what was done."""
+    """Fill the trials; return what was done."""
     most = trials.ladder.most
     if how == "halving":
         halving(trials, most if start is None else start)
@@ -116,12 +117,11 @@ def _search(trials: Trials, how: Search, *, start: int | None, predicted: Predic
 
 def _predict(trials: Trials, predicted: int, curve: Curve) -> str:
     predict(trials, predicted, curve)
-    told = f"predicted {predicted}"
     if not trials.peaks:
-        return f"{told}; peaks are not measured, so whether more would fit is not known"
+        return f"predicted {predicted}; peaks are not measured, so whether more would fit is not known"
     if trials.limit_bytes is None:
-        return f"{told}; there is no limit in bytes, so whether more would fit is not known"
-    return f"{told}, corrected by the measured peaks" if len(trials.probes) > 1 else told
+        return f"predicted {predicted}; there is no limit in bytes, so whether more would fit is not known"
+    return f"predicted {predicted}" + ", corrected by the measured peaks" * (len(trials.probes) > 1)
 
 
 def _linear(trials: Trials) -> str:
@@ -183,14 +183,14 @@ MOST_CORRECTIONS = 5  # of the factor 2 between a size that failed and its half,
 
 
 def halving(trials: Trials, start: int) -> None:
-    """Half the size until it fits."""
+    """Halve the size until it fits."""
     size = trials.ladder.at_most(start)
     while not trials.try_size(size) and size > 1:
         size = trials.ladder.at_most(size // 2)
 
 
 def doubling(trials: Trials, start: int) -> None:
-    """Twice the size until it does not fit; where the first one does not, half of it until it does."""
+    """Double the size until it does not fit; where the first one does not, halve it until it does."""
     ladder = trials.ladder
     size = ladder.at_most(start)
     if not trials.try_size(size):
@@ -201,7 +201,7 @@ def doubling(trials: Trials, start: int) -> None:
 
 
 def binary(trials: Trials, start: int | None) -> None:
-    """The middle between a size that fits and one that does not, until they are neighbours."""
+    """Try the middle between a size that fits and one that does not, until they are neighbours."""
     low, high = 0, trials.ladder.beyond
     size = trials.ladder.between(low, high) if start is None else trials.ladder.at_most(start)
     while size is not None:
@@ -210,20 +210,20 @@ def binary(trials: Trials, start: int | None) -> None:
 
 
 def linear(trials: Trials) -> None:
-    """Sizes 1 and 2 are measured; the line through their peaks gives the answer, which is verified."""
+    """Measure sizes 1 and 2; the line through their peaks gives the answer, which is verified."""
     if trials.try_size(1) and trials.ladder.at_most(2) == 2:
         trials.try_size(2)
         correct(trials, Curve(None))
 
 
 def predict(trials: Trials, predicted: int, curve: Curve) -> None:
-    """The predicted size is verified, and corrected from what its probe measured."""
+    """Verify the predicted size, and correct it by what its probe measured."""
     trials.try_size(trials.ladder.at_most(predicted))
     correct(trials, curve)
 
 
 def correct(trials: Trials, curve: Curve) -> None:
-    """Smaller sizes until one fits, then larger ones while the measured peaks say that there is room."""
+    """Try smaller sizes until one fits, then larger ones while the measured peaks say that they should."""
     while not trials.fitted and trials.failed > 1:
         trials.try_size(_below(trials, curve))
     num_corrections, step_back = 0, 1.0
@@ -236,27 +236,26 @@ def correct(trials: Trials, curve: Curve) -> None:
 
 
 def _below(trials: Trials, curve: Curve) -> int:
-    """Nothing has fitted yet: what the peaks say of the sizes over the limit, else half of the smallest."""
-    told = None
+    """Return the size to try after sizes over the limit: what their peaks suggest, else half of the smallest."""
+    size = None
     if trials.aim_bytes is not None and len(trials.probes) <= _MOST_DOWN:
-        told = smaller_size(trials.peaks, limit_bytes=trials.aim_bytes, curve=curve)
-    half = trials.failed // 2
-    return trials.ladder.at_most(half if told is None or told >= trials.failed else told)
+        size = smaller_size(trials.peaks, limit_bytes=trials.aim_bytes, curve=curve)
+    return trials.ladder.at_most(trials.failed // 2 if size is None or size >= trials.failed else size)
 
 
 def _above(trials: Trials, curve: Curve, step_back: float) -> int | None:
-    """A larger size that is worth a probe, smaller by a factor than one that failed; None: there is none."""
+    """Return a larger size that is worth a probe, smaller by a factor than one that failed; None: there is none."""
     fitted, failed, ladder = trials.fitted, trials.failed, trials.ladder
     if not fitted:
         return None
-    told = None
+    suggested = None
     if trials.aim_bytes is not None:
-        told = larger_size(trials.peaks, fitted, limit_bytes=trials.aim_bytes, curve=curve, most=ladder.most)
-    if failed < ladder.beyond and (told is None or told >= failed):
-        told = max(fitted + 1, isqrt(fitted * failed))  # the peaks do not tell of what it failed; from the safe side
-    if told is None:
+        suggested = larger_size(trials.peaks, fitted, limit_bytes=trials.aim_bytes, curve=curve, most=ladder.most)
+    if failed < ladder.beyond and (suggested is None or suggested >= failed):
+        suggested = max(fitted + 1, isqrt(fitted * failed))  # the peaks do not explain the failure: from the safe side
+    if suggested is None:
         return None
-    size = ladder.at_most(min(told, ceil((failed - 1) / step_back)))
+    size = ladder.at_most(min(suggested, ceil((failed - 1) / step_back)))
     return size if fitted * WORTH_A_PROBE <= size < failed else None
 
 
@@ -265,7 +264,7 @@ Measured: TypeAlias = tuple[int, int]  # a size, and the bytes at its peak
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """How peaks grow with the size: by the predicted bytes, or on a line where nothing is predicted."""
+    """Say how peaks grow with the size: as predicted, or on a line where nothing is predicted."""
 
     bytes_of: Callable[[int], float] | None
 
@@ -273,7 +272,7 @@ class Curve:
         return float(size) if self.bytes_of is None else self.bytes_of(size)
 
     def largest(self, limit: float, most: int) -> int:
-        """The largest size up to `most` at or below the limit of this curve, which does not fall; 0: none is."""
+        """Return the largest size up to `most` at or below the limit of this curve, which does not fall; 0: none is."""
         low, high = 0, most + 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -281,16 +280,11 @@ class Curve:
         return low
 
 
-def curve_of(bytes_of: Callable[[int], float] | None) -> Curve:
-    """A curve that asks for each size once."""
-    return Curve(None if bytes_of is None else cache(bytes_of))
-
-
 def larger_size(peaks: Sequence[Measured], fitted: int, *, limit_bytes: int, curve: Curve, most: int) -> int | None:
-    """The largest size that should fit, seen from the largest that did; None: its peak was not measured.
+    """Return the largest size that should fit, seen from the largest that did; None: its peak was not measured.
 
     peaks: of all sizes that were measured, ascending. Through two of them the peaks go on along the curve. With one
-    alone, what the shape adds may be off by a factor, or the whole by a constant: the one that leaves less room counts.
+    alone, what the shape adds may be off by a factor, or the whole by a constant: whichever allows fewer rows counts.
     """
     here = next((point for point in peaks if point[0] == fitted), None)
     if here is None:
@@ -298,16 +292,16 @@ def larger_size(peaks: Sequence[Measured], fitted: int, *, limit_bytes: int, cur
     other = _beside(peaks, here)
     slope = None if other is None else _slope(here, other, curve)
     if slope is None and other is not None and curve.bytes_of is None:
-        return min(2 * fitted, most)  # a peak that does not grow says nothing of where it begins to
+        return min(2 * fitted, most)  # peaks that do not grow yet do not show where they begin to
     if slope is None:
         slope = _steepest(here, curve)
     return curve.largest(curve(fitted) + (limit_bytes - here[1]) / slope, most)
 
 
 def smaller_size(peaks: Sequence[Measured], *, limit_bytes: int, curve: Curve) -> int | None:
-    """The largest size that should fit, where all that were measured are over the limit; None: nothing tells.
+    """Return the largest size that should fit, where all that were measured are over the limit; None: not known.
 
-    As for a larger size; with one peak alone, the error is whichever leaves the peak larger at the smaller size.
+    It is found as a larger size is; with one peak alone, the error is whichever leaves the smaller size's peak larger.
     """
     if not peaks:
         return None
@@ -319,7 +313,7 @@ def smaller_size(peaks: Sequence[Measured], *, limit_bytes: int, curve: Curve) -
 
 
 def _beside(peaks: Sequence[Measured], here: Measured) -> Measured | None:
-    """The next larger measured size, or the next smaller one."""
+    """Return the next larger measured size, or the next smaller one."""
     at = peaks.index(here)
     if at + 1 < len(peaks):
         return peaks[at + 1]
@@ -327,14 +321,14 @@ def _beside(peaks: Sequence[Measured], here: Measured) -> Measured | None:
 
 
 def _slope(one: Measured, other: Measured, curve: Curve) -> float | None:
-    """Measured bytes for each of the curve; None where they do not grow."""
+    """Return measured bytes for each byte of the curve; None where they do not grow."""
     run, rise = curve(one[0]) - curve(other[0]), one[1] - other[1]
     return rise / run if run and rise / run > 0 else None
 
 
 def _steepest(here: Measured, curve: Curve) -> float:
     if curve.bytes_of is None:
-        return max(here[1], 1) / here[0]  # as if there were no bytes but those that the rows add
+        return max(here[1], 1) / here[0]  # as if all bytes came with the rows
     return max(1.0, _factor(here, curve))
 
 
@@ -344,7 +338,7 @@ def _flattest(here: Measured, curve: Curve) -> float | None:
 
 
 def _factor(here: Measured, curve: Curve) -> float:
-    """Measured over predicted of what the shape adds, if what is there without rows is as predicted."""
+    """Return measured over predicted of what the shape adds, if what is there without rows is as predicted."""
     without_rows = 2 * curve(1) - curve(2)
     added = curve(here[0]) - without_rows
     return (here[1] - without_rows) / added if added > 0 else 1.0
@@ -353,8 +347,8 @@ def _factor(here: Measured, curve: Curve) -> float:
 class Trials:
     """Tries each size once, and keeps what came of it. A peak above the limit counts as a size that does not fit.
 
-    limit_bytes: of peaks; None: only running out of memory counts. margin_bytes: of it, what sizes that have not been
-    tried are to leave free, since peaks vary.
+    limit_bytes: of peaks; None: only running out of memory counts. margin_bytes: the part of it that sizes not tried
+    yet should leave free, since peaks vary.
     """
 
     def __init__(self, fits: Fits, ladder: Ladder, *, limit_bytes: int | None = None, margin_bytes: int = 0) -> None:
@@ -367,24 +361,24 @@ class Trials:
 
     @property
     def fitted(self) -> int:
-        """The largest size that was executed and fitted; 0: none yet."""
+        """Return the largest size that was executed and fitted; 0: none yet."""
         return max((size for size, verdict in self._verdicts.items() if verdict), default=0)
 
     @property
     def failed(self) -> int:
-        """The smallest size above it that did not fit; the first that may not be tried where there is none."""
+        """Return the smallest size above `fitted` that failed; where none has, the first that may not be tried."""
         fitted = self.fitted
         above = (size for size, verdict in self._verdicts.items() if not verdict and size > fitted)
         return min(above, default=self.ladder.beyond)
 
     @property
     def peaks(self) -> list[tuple[int, int]]:
-        """Sizes that were run to their end and the peaks that they showed, ascending; also of those over the limit."""
+        """Return the sizes that ran to their end with their peaks, ascending, also those over the limit."""
         ended = (probe for probe in self.probes if probe.outcome == "fits" and probe.peak_bytes is not None)
         return sorted((probe.size, probe.peak_bytes or 0) for probe in ended)
 
     def try_size(self, size: int) -> bool:
-        """Whether it fits. Raises ProbeError for a probe that shows nothing."""
+        """Return whether it fits. Raises ProbeError for a probe that shows nothing."""
         if size not in self._verdicts:
             probe = self._fits(size)
             _require_sound_probe(probe, size)
@@ -409,23 +403,23 @@ def _require_sound_probe(probe: Probe, size: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ladder:
-    """1, 2, 3, … most; or 1, 2, 4, … up to it."""
+    """Say which sizes may be tried: 1, 2, 3, … most; or 1, 2, 4, … up to it."""
 
     most: int
     power_of_two: bool = False
 
     def at_most(self, size: int) -> int:
-        """The largest size that is not above `size`; the smallest one where there is none."""
+        """Return the largest size that is not above `size`; the smallest one where there is none."""
         capped = max(1, min(size, self.most))
         return 1 << (capped.bit_length() - 1) if self.power_of_two else capped
 
     @property
     def beyond(self) -> int:
-        """The first size that may not be tried."""
+        """Return the first size that may not be tried."""
         return 2 * self.at_most(self.most) if self.power_of_two else self.most + 1
 
     def between(self, low: int, high: int) -> int | None:
-        """The middle of the sizes above `low` and below `high`; None where there is none. low may be 0."""
+        """Return the middle of the sizes above `low`, which may be 0, and below `high`; None where there is none."""
         if not self.power_of_two:
             return (low + high) // 2 if high - low > 1 else None
         first, last = low.bit_length(), high.bit_length() - 1  # exponents: above low's, below high's
@@ -437,7 +431,7 @@ Outcome: TypeAlias = Literal["fits", "out_of_memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One size that was tried, and what came of it."""
+    """Hold one size that was tried, and what came of it."""
 
     size: int
     steps: int  # that were run to their end; 0 with the outcome "fits" is a failure of the probe itself

@@ -31,19 +31,19 @@ def cutter_of(state: Mapping[str, Any]) -> Cutter:
     return cutter
 
 
-# What is left, of the bytes that the shape adds, after memory ran out: two such steps are less than a half, so that a
-# memory model that promises twice the room is corrected by the second.
+# The share of the bytes that the shape adds which is left after memory ran out. Two such steps leave less than a half,
+# so that a memory model that is off by a factor of two is corrected by the second.
 _NOTCH = 0.7
 
 
 class _Capped(ABC):
-    """What the cutters share: a limit that falls where memory runs out, and rises again after clean steps."""
+    """Keep the limit of a cutter, which falls where memory runs out, and rises again after clean steps."""
 
     _cap: Cap
     _unit: str
 
     def clean_step(self) -> CapChange | None:
-        """See Cutter."""
+        """Count a step that went well (see Cutter)."""
         return self._change(self._cap.after_clean_step())
 
     def _change(self, cap: Cap) -> CapChange | None:
@@ -52,14 +52,14 @@ class _Capped(ABC):
 
 
 class ByLength(_Capped):
-    """A Cutter. Its costs are those of the launch, also in a resumed run."""
+    """Partition by predicted costs: a Cutter. Its costs are those of the launch, also in a resumed run."""
 
     _unit = "bytes"
 
     def __init__(self, *, costs: Costs, cap_bytes: int, most_rows: int | None = None, largest: bool = False) -> None:
-        """cap_bytes: allocated bytes that a micro-batch may reach. most_rows: at most so many together.
+        """Begin with a cap on the allocated bytes of a micro-batch. most_rows: at most so many together.
 
-        largest: the fewest micro-batches, not the quickest (see cut).
+        largest: form the fewest micro-batches, not the quickest (see cut).
         """
         self._costs = costs
         self._cap = Cap(now=cap_bytes)
@@ -68,20 +68,20 @@ class ByLength(_Capped):
 
     @property
     def cap_bytes(self) -> int:
-        """As it is now."""
+        """Return the cap as it is now."""
         return self._cap.now
 
     def cut(self, lengths: ArrayLike) -> list[MicroBatch]:
         """Take every row once, none over the cap that fits alone, in the least predicted time; the longest rows first.
 
-        Where the largest are asked for, the fewest micro-batches instead, and of these cuts the one with the least
-        padding.
+        Where the largest are asked for, the fewest micro-batches instead, and of these partitions the one with the
+        least padding.
 
         Both predictions depend on (rows, longest row) alone and do not fall as the longest row grows, so some cheapest
-        cut goes along the order of length: any other can be rearranged to it without a dearer micro-batch. It is found
-        by dynamic programming, exact for any costs up to MOST_ROWS_FOR_ALL_PAIRS rows (partition.py); beyond them it
-        takes O(n log n) and is exact for times that are convex in the padded tokens, with slopes that do not fall with
-        the length, and a peak that does not fall with the length. Equal input gives equal cuts.
+        partition goes along the order of length: any other can be rearranged to it without a dearer micro-batch. It is
+        found by dynamic programming, exact for any costs up to MOST_ROWS_FOR_ALL_PAIRS rows (partition.py); beyond
+        them it takes O(n log n) and is exact for times that are convex in the padded tokens, with slopes that do not
+        fall with the length, and a peak that does not fall with the length. Equal input gives equal partitions.
         """
         tokens = np.asarray(lengths, dtype=np.int64)
         if not len(tokens):
@@ -97,7 +97,7 @@ class ByLength(_Capped):
         return self._priced(order, tokens, borders(terms, tokens[order]))
 
     def cut_in_order(self, lengths: ArrayLike, *, num_groups: int) -> list[MicroBatch]:
-        """See Cutter."""
+        """Take every row once, in order (see Cutter)."""
         tokens = np.asarray(lengths, dtype=np.int64)
         groups = groups_in_order(
             len(tokens), num_groups=num_groups, longest=lambda start, most: self._rows_that_fit(tokens[start:], most)
@@ -105,17 +105,17 @@ class ByLength(_Capped):
         return self._priced(np.arange(len(tokens)), tokens, [0, *(stop for _, stop in groups)]) if groups else []
 
     def lower(self, failed: MicroBatch) -> CapChange | None:
-        """See Cutter."""
+        """Lower the cap (see Cutter), to `_NOTCH` of what the failed shape added."""
         if failed.num_rows == 1:
             return None
-        assert failed.peak_bytes is not None, "a micro-batch that this cutter has not cut"
+        assert failed.peak_bytes is not None, "a micro-batch of another cutter"
         static_bytes = self._costs.static_bytes
         added_bytes = min(self._cap.now, failed.peak_bytes) - static_bytes
         to = min(static_bytes + int(_NOTCH * added_bytes), failed.peak_bytes - 1)
         return self._change(self._cap.lowered(to, failed=failed.peak_bytes))
 
     def state(self) -> dict[str, Any]:
-        """See Cutter."""
+        """Return what a resumed run needs (see Cutter)."""
         return {
             "kind": "by_length",
             "costs": asdict(self._costs),
@@ -125,7 +125,7 @@ class ByLength(_Capped):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """See Cutter."""
+        """Go back to a saved state (see Cutter)."""
         assert state["kind"] == "by_length", "the state of another cutter"
         self._costs = Costs.from_dict(state["costs"])
         self._cap = Cap.from_dict(state["cap"])
@@ -133,13 +133,13 @@ class ByLength(_Capped):
         self._largest = state["largest"]
 
     def _rows_that_fit(self, tokens: NDArray[np.int64], most: int) -> int:
-        """Count the first rows that fit together, at most so many; at least 1. With fewer of them nothing is over."""
+        """Count the first rows that fit together, as any fewer of them do: at most `most`, at least 1."""
         padded = np.maximum.accumulate(tokens[: most if self._most_rows is None else min(most, self._most_rows)])
         over = self._costs.peak_bytes(np.arange(1, len(padded) + 1), padded) > self._cap.now
         return max(1, int(over.argmax()) if over.any() else len(padded))
 
     def _priced(self, order: NDArray[np.intp], tokens: NDArray[np.int64], bounds: Sequence[int]) -> list[MicroBatch]:
-        """Return the rows in this order, cut at these bounds (the first 0, the last their number), with predictions.
+        """Return the rows in this order, divided at these bounds (from 0 to their number), with predictions.
 
         tokens: of each row, by its position in the effective batch.
         """
@@ -158,7 +158,7 @@ class ByLength(_Capped):
 
 
 class ByRows(_Capped):
-    """A Cutter: neighbours in length together, the longest first; half as many rows once memory has run out."""
+    """Take a fixed number of neighbours in length, the longest first; half as many once memory ran out. A Cutter."""
 
     _unit = "rows"
 
@@ -167,17 +167,17 @@ class ByRows(_Capped):
 
     @property
     def max_rows(self) -> int:
-        """As it is now."""
+        """Return the limit as it is now."""
         return self._cap.now
 
     def cut(self, lengths: ArrayLike) -> list[MicroBatch]:
-        """See Cutter."""
+        """Take every row once (see Cutter)."""
         tokens = np.asarray(lengths, dtype=np.int64)
         cuts = cut_by_rows(tokens, max_rows=self._cap.now)
         return [MicroBatch(rows=rows, padded_length=int(tokens[rows[0]])) for rows in cuts]
 
     def cut_in_order(self, lengths: ArrayLike, *, num_groups: int) -> list[MicroBatch]:
-        """See Cutter."""
+        """Take every row once, in order (see Cutter)."""
         tokens = np.asarray(lengths, dtype=np.int64)
         groups = groups_in_order(
             len(tokens), num_groups=num_groups, longest=lambda start, most: min(most, self._cap.now)
@@ -188,17 +188,17 @@ class ByRows(_Capped):
         ]
 
     def lower(self, failed: MicroBatch) -> CapChange | None:
-        """See Cutter."""
+        """Lower the limit to half of what failed (see Cutter)."""
         if failed.num_rows == 1:
             return None
         return self._change(self._cap.lowered(failed.num_rows // 2, failed=failed.num_rows))
 
     def state(self) -> dict[str, Any]:
-        """See Cutter."""
+        """Return what a resumed run needs (see Cutter)."""
         return {"kind": "by_rows", "cap": asdict(self._cap)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """See Cutter."""
+        """Go back to a saved state (see Cutter)."""
         assert state["kind"] == "by_rows", "the state of another cutter"
         self._cap = Cap.from_dict(state["cap"])
 
@@ -208,7 +208,7 @@ FIRST_WAIT_STEPS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cap:
-    """In bytes or in rows. A lowering is undone, the last one first, after `wait_steps` clean steps in a row.
+    """Hold a limit in bytes or in rows. A lowering is undone, the last one first, after `wait_steps` clean steps.
 
     Each out-of-memory that follows a raise doubles the wait, so that in a run of n steps a limit that is too high is
     tried again about log2(n) times.
@@ -216,7 +216,7 @@ class Cap:
 
     now: int
     before: tuple[int, ...] = ()  # what it was lowered from, the value at launch first
-    raised_from: int | None = None  # where the last change was a raise: what has gone well before it
+    raised_from: int | None = None  # after a raise: the limit before it, which had gone well
     num_clean_steps: int = 0  # since the last change
     wait_steps: int = FIRST_WAIT_STEPS
 
@@ -247,7 +247,7 @@ class Cap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapChange:
-    """The limit on micro-batches was lowered or raised. `unit` says what it counts: bytes, or rows."""
+    """Say that the limit on micro-batches was lowered or raised. `unit` says what it counts: bytes, or rows."""
 
     before: int
     after: int
@@ -255,7 +255,7 @@ class CapChange:
 
 
 class Cutter(Protocol):
-    """Deterministic: the same calls give the same cuts. Its state goes into the checkpoint."""
+    """Partition effective batches, equally for equal calls. Its state goes into the checkpoint."""
 
     def cut(self, lengths: ArrayLike) -> list[MicroBatch]:
         """Take every row of an effective batch once, none over the cap. lengths: tokens of each row.
@@ -265,7 +265,7 @@ class Cutter(Protocol):
         """
 
     def cut_in_order(self, lengths: ArrayLike, *, num_groups: int) -> list[MicroBatch]:
-        """Take every row once, in order: about `num_groups` micro-batches, more where the cap wants it.
+        """Take every row once, in order: about `num_groups` micro-batches, more where the cap asks for it.
 
         Rows of a batch are in random order, so that these are random groups of them, which neighbours in length are
         not. As in `cut`, a row that is over the cap alone is a micro-batch by itself.
@@ -304,7 +304,7 @@ def groups_in_order(num_rows: int, *, num_groups: int, longest: Callable[[int, i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Rows that go through the model together."""
+    """Hold the rows that go through the model together."""
 
     rows: NDArray[np.intp]  # positions in the effective batch
     padded_length: int  # tokens of the longest row, to which the others are padded
@@ -317,7 +317,7 @@ class MicroBatch:
 
 
 def cut_by_rows(lengths: NDArray[np.integer], *, max_rows: int) -> Iterator[NDArray[np.intp]]:
-    """Give the positions of each micro-batch: every row once, at most `max_rows` together, neighbours in length.
+    """Yield the positions of each micro-batch: every row once, at most `max_rows` together, neighbours in length.
 
     lengths: tokens of each row. The longest come first, so that a misfit shows at once. Since the loss is divided
     once by the tokens of the whole effective batch, the order changes padding and nothing else.

@@ -21,7 +21,7 @@ Direction = Literal["up", "down"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adaptation:
-    """A batch size between bounds, and how many measurements in a row have asked for another.
+    """Hold a batch size between bounds, and how many measurements in a row have asked for another.
 
     Up where the noise scale is at least the next rung, down where it is at most the rung below: after a move the noise
     scale has to change by a factor of two before the batch goes back.
@@ -77,7 +77,7 @@ _KEPT = 0.5 ** (1 / _HALF_LIFE_MEASUREMENTS)  # of a measurement's weight, with 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseMeasurement:
-    """One step's estimates. Both are unbiased, and so either may come out below zero."""
+    """Hold one step's estimates. Both are unbiased, and so either may come out below zero."""
 
     squared_gradient: float  # |G|²
     gradient_variance: float  # tr Σ, of one row's share: the variance of the batch's gradient, times its rows
@@ -108,7 +108,7 @@ class NoiseMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseScale:
-    """Measurements, averaged over a run: a ratio of two averages, since the average of ratios would be biased.
+    """Average measurements over a run: a ratio of two averages, since the average of ratios would be biased.
 
     Each measurement weighs half as much ten measurements later. The averages are those of the measurements so far, with
     weights that add up to 1: nothing draws them towards a value at the start.
@@ -136,11 +136,11 @@ class NoiseScale:
         return max(0.0, self.gradient_variance) / self.squared_gradient
 
     def is_at_least(self, rows: float) -> bool:
-        """Say whether it is known to be. So it is for all rows where noise is all that the measurements show."""
+        """Say whether it is known to be at least so many rows: for any number where only noise is seen."""
         return self._is_known and 0 < self.gradient_variance >= rows * self.squared_gradient
 
     def is_at_most(self, rows: float) -> bool:
-        """Say whether it is known to be."""
+        """Say whether it is known to be at most so many rows."""
         known = self.rows
         return known is not None and known <= rows
 

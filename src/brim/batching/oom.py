@@ -1,8 +1,8 @@
 """Recognise an error that means out of memory, free cached memory, and retry.
 
-All work that may run out of memory goes through `attempt`; `run_batches` runs positions in batches that it divides
-anew after a failure. A retry rewinds the states of the random generators that a forward pass draws from, and begins
-with as much memory as can be given back.
+All work that may run out of memory goes through `attempt`; `run_batches` runs positions in batches, and divides what
+is left again after a failure. A retry rewinds the states of the random generators that a forward pass draws from, and
+begins with as much memory as can be given back.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Where: TypeAlias = Literal["forward", "backward"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
-    """An allocation that failed, without anything that would keep tensors of the work alive."""
+    """Describe an allocation that failed, without keeping tensors of the work alive."""
 
     message: str  # its first line
     where: Where  # of a training step
@@ -76,12 +76,12 @@ def run_batches(
     shrink: Callable[[MicroBatch], bool],
     too_large: Callable[[MicroBatch], BrimError],
 ) -> None:
-    """Run all positions in batches; those of a batch that runs out of memory, and what follows, are divided anew.
+    """Run all positions in batches; a batch that runs out of memory, and what follows it, is divided again.
 
-    divide: batches of positions that are left, along their order; each is asked for once the one before is done.
-    work: may be called again with positions of a call that failed. done: is told what a call gave that went well; what
-    it raises ends the run. shrink: lowers the limit by which batches are divided; False: the batch cannot be divided
-    further. It gets one more try, and then `too_large` is raised.
+    divide: gives batches of the positions that are left, along their order, one at a time.
+    work: may be called again with positions of a call that failed. done: is called with the result of each batch that
+    went well; what it raises ends the run. shrink: lowers the limit by which batches are divided; False: the batch
+    cannot be divided further. It is tried once more, and then `too_large` is raised.
     """
     while len(order):
         for batch in divide(order):
@@ -101,7 +101,7 @@ def run_batches(
 def second_try(action: Callable[[], T], *, on_failure: Callable[[str], None] = lambda message: None) -> T:
     """Return what the action gives; try once more after an allocation that failed. What else fails passes through.
 
-    on_failure: is told the first failure's message.
+    on_failure: is called with the first failure's message.
     """
     done = attempt(action)
     if not isinstance(done, OutOfMemory):
@@ -130,7 +130,7 @@ def random_states() -> dict[str, Tensor]:
 
 
 def restore_random_states(states: Mapping[str, Tensor]) -> None:
-    """Rewind torch's generators; those of devices that are not here are left out."""
+    """Restore the states of torch's generators; those of devices that are not here are left out."""
     torch.set_rng_state(states["cpu"])
     for index in range(torch.cuda.device_count()):
         if f"cuda:{index}" in states:
@@ -209,7 +209,7 @@ _CERTAIN = re.compile(
 )
 
 
-# What libraries say when they find no room for themselves, but also for other reasons.
+# Libraries say this when they find too little memory for themselves, but also for other reasons.
 _WHERE_MEMORY_IS_SHORT = re.compile(
     r"""
       CUBLAS_STATUS_NOT_INITIALIZED\ when\ calling\ .cublasCreate
@@ -237,7 +237,7 @@ def is_out_of_memory(
     handled: some libraries' messages have several causes, and memory is the one where little of it is free by now.
     is_last: the fewest rows have failed before, so that nothing smaller can be tried. What only fewer rows could have
     shown to be of memory is then of something else.
-    room_bytes: how much is free; None: as the device and the process's limits say.
+    room_bytes: returns how much is free; None: as the device and the process's limits say.
     """
     return any(_is_one(link, is_last, room_bytes) for link in _chain(error))
 
@@ -263,7 +263,7 @@ def _is_one(error: BaseException, is_last: bool, room_bytes: Callable[[], int | 
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Give the error and what it was raised from. What it was raised beside (`__context__`) is another matter."""
+    """Yield the error and what it was raised from. What it was raised beside (`__context__`) is another matter."""
     seen = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:

@@ -25,8 +25,8 @@ _ENTRIES_AT_ONCE = 1 << 18  # of the table of a block of batches: 2 MiB stay in 
 _ENTRIES_OF_PRICES = 1 << 24  # 128 MiB
 
 
-# What one core gets through in one or two seconds, since a plan has several candidates; evenly chosen steps stand for
-# the rest.
+# As many as one core looks at in one or two seconds, since a plan has several candidates; evenly chosen steps stand
+# for the rest.
 _MOST_PAIRS = 1 << 29
 
 
@@ -41,7 +41,7 @@ _Shapes: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]  # rows and pad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What micro-batches have in common that are alike to the device."""
+    """Describe micro-batches that are alike to the device."""
 
     rows: int
     padded_length: int  # tokens
@@ -52,7 +52,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Of all steps; extrapolated from those that were looked at where these are fewer."""
+    """Sum up the micro-batches of all steps; extrapolated where fewer steps were looked at."""
 
     num_steps: int
     num_steps_looked_at: int
@@ -74,7 +74,7 @@ def cut_totals(
     largest: bool = False,
     lone_rows_may_exceed: bool = False,
 ) -> Totals:
-    """Add up what `ByLength.cut` comes to, effective batch by effective batch; the last may be smaller.
+    """Add up the micro-batches of `ByLength.cut`, effective batch by effective batch; the last may be smaller.
 
     lengths: tokens of each of at least one row, in the order in which they are consumed.
     O(n · widest micro-batch) up to MOST_ROWS_FOR_ALL_PAIRS rows a batch, for many batches at a time; beyond them
@@ -98,7 +98,7 @@ def cut_totals(
 
 
 def cut_totals_by_rows(lengths: ArrayLike, batch_size: int, *, costs: Costs, max_rows: int) -> Totals:
-    """Add up what `cut_by_rows` comes to, effective batch by effective batch; see cut_totals."""
+    """Add up the micro-batches of `cut_by_rows`, effective batch by effective batch; see cut_totals."""
     tokens = np.asarray(lengths, dtype=np.int64)
     batches, rest = _sorted_batches(tokens, batch_size)
     num_steps = [len(batches), len(rest)]
@@ -106,7 +106,7 @@ def cut_totals_by_rows(lengths: ArrayLike, batch_size: int, *, costs: Costs, max
 
 
 def _sorted_batches(tokens: NDArray[np.int64], batch_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """[B, n] and [0 or 1, fewer]: the full effective batches and the last one, each with its longest row first."""
+    """Return the full effective batches [B, n] and the last one [0 or 1, fewer], each with its longest row first."""
     num_full = len(tokens) // batch_size
     full = tokens[: num_full * batch_size].reshape(num_full, batch_size)
     rest = tokens[num_full * batch_size :]
@@ -138,7 +138,7 @@ def _require_each_fits(terms: Terms, tokens: NDArray[np.int64]) -> None:
 
 
 def _cut_all(terms: Terms, batches: NDArray[np.int64]) -> _Shapes:
-    """batches: [B, n], the longest row of each first."""
+    """Return the micro-batches of batches [B, n], in each of which the longest row is first."""
     if batches.size == 0:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     num_rows = batches.shape[1]
@@ -252,7 +252,7 @@ MOST_ROWS_FOR_ALL_PAIRS = 512
 
 
 class RowTooLongError(Exception):
-    """A row is over the cap alone."""
+    """Tell that a row is over the cap alone."""
 
     def __init__(self, *, position: int, length: int, peak_bytes: int, cap_bytes: int) -> None:
         super().__init__(f"row {position} of {length} tokens takes {peak_bytes} bytes alone, the cap is {cap_bytes}")
@@ -264,7 +264,7 @@ class RowTooLongError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a micro-batch may take, and what makes one better than another."""
+    """Say what a micro-batch may take, and what makes one better than another."""
 
     costs: Costs
     cap_bytes: int
@@ -302,7 +302,7 @@ def borders(terms: Terms, lengths: NDArray[np.int64]) -> list[int]:
         table = price_table(terms, distinct, widths, weight=weight)
         begins = cheapest_by_all_pairs(table, kinds[None])[0].tolist()
     else:
-        widths = np.minimum.accumulate(widths)  # of the shortest first: a longer row has no more room
+        widths = np.minimum.accumulate(widths)  # of the shortest first: of longer rows no more fit
         begins = cheapest_by_queue(widths[kinds].tolist(), line_prices(terms, lengths, weight=weight))
     ends = [num_rows]
     while ends[-1]:
@@ -313,7 +313,7 @@ def borders(terms: Terms, lengths: NDArray[np.int64]) -> list[int]:
 def price_table(
     terms: Terms, lengths: NDArray[np.int64], widths: NDArray[np.int64], *, weight: int
 ) -> NDArray[np.float64]:
-    """[length, rows - 1]: the price of a micro-batch; infinite where it is wider than it may be."""
+    """Return the prices of micro-batches, [length, rows - 1]; infinite where one has more rows than it may."""
     rows = np.arange(1, int(widths.max()) + 1)
     table = terms.prices(rows.astype(np.float64), lengths[:, None], weight=weight)
     table[rows > widths[:, None]] = inf
@@ -321,10 +321,10 @@ def price_table(
 
 
 def cheapest_by_all_pairs(table: NDArray[np.float64], kinds: NDArray[np.intp]) -> NDArray[np.int32]:
-    """[B, n + 1]: for B batches, where the last micro-batch of the cheapest cut of the first j rows begins.
+    """Return [B, n + 1]: for B batches, where the last micro-batch of the cheapest cut of the first j rows begins.
 
-    kinds: [B, n], each row's line of the table. Exact whatever the prices are. O(n · widest) a batch. Of cuts that
-    cost the same, the one whose last micro-batch is the largest.
+    kinds: [B, n], each row's line of the table. Exact whatever the prices are. O(n · widest) a batch. Of partitions
+    that cost the same, the one whose last micro-batch is the largest.
     """
     num_batches, num_rows = kinds.shape
     best = np.full((num_batches, num_rows + 1), inf)
@@ -437,7 +437,7 @@ def rows_that_fit(costs: Costs, lengths: ArrayLike, *, cap_bytes: int, most: int
 
 
 def _turns(costs: Costs, tokens: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """[length, …] ascending numbers of rows, from 1 to `most`, between which the peak is a straight line."""
+    """Return ascending numbers of rows [length, …], from 1 to `most`, between which the peak is a straight line."""
     if most <= _FEW_ROWS:
         return np.broadcast_to(np.arange(1, most + 1), (len(tokens), most))
     per_row = costs.peak.kinks / tokens[:, None]

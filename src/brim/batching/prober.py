@@ -43,7 +43,7 @@ def standing_for(num_bytes: int, device: torch.device | str) -> Iterator[None]:
 
 @contextmanager
 def gradients_at_hand(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Gradients of zeros where there are none, as in every micro-batch of a step but the first; dropped afterwards."""
+    """Set gradients of zeros where there are none, as after a step's first micro-batch; they are dropped afterwards."""
     without = [parameter for parameter in parameters if parameter.requires_grad and parameter.grad is None]
     try:
         for parameter in without:
@@ -56,15 +56,15 @@ def gradients_at_hand(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 class Prober:
-    """`fits` of `find_batch_size`, made of a training step.
+    """Make `fits` of `find_batch_size` out of a training step.
 
     step: runs so many rows, forward and backward, and the optimizer's update if training has one; give it the longest
     rows that there are. It may return how many steps it ran (a loader that is empty runs none); what else it returns
     counts as one.
     model, optimizer: what the step changes; without an optimizer it may not change weights.
     others: what else it moves, such as a learning-rate schedule or a gradient scaler.
-    num_steps: how often the step is run. None: twice where the optimizer has no state yet, since it is born at the end
-    of the first step and takes its room in the second; else once.
+    num_steps: how often the step is run. None: twice where the optimizer has no state yet, since that is born at the
+    end of the first step and takes memory in the second; else once.
     counts: of a CUDA device, the bytes that PyTorch's allocator reserved, or those that tensors took.
 
     After each probe weights, optimizer, gradients, buffers, random states and training modes are bit for bit what they
@@ -88,7 +88,7 @@ class Prober:
 
     @property
     def limit_bytes(self) -> int | None:
-        """What a peak may reach as things stand; None: not known."""
+        """Return what a peak may reach as things stand; None: not known."""
         free_caches()
         return self._meter.limit_bytes()
 
@@ -117,7 +117,7 @@ class Prober:
 
 
 def probed(size: int, run: Callable[[], int], meter: PeakMeter) -> Probe:
-    """Run once, which returns the number of steps that it ran; what it changes stays changed.
+    """Call `run` once, which returns the number of steps that it ran; what it changes stays changed.
 
     Exceptions other than running out of memory pass through.
     """
@@ -145,7 +145,7 @@ _PutBack: TypeAlias = Callable[[], Any]
 
 
 class Stateful(Protocol):
-    """A learning-rate schedule, a gradient scaler, a data loader that knows its position."""
+    """Describe a learning-rate schedule, a gradient scaler, or a data loader that knows its position."""
 
     def state_dict(self) -> Any: ...
 
@@ -156,7 +156,7 @@ class Stateful(Protocol):
 def no_trace(
     model: nn.Module, optimizer: Optimizer | None = None, *, others: Sequence[Stateful] = ()
 ) -> Iterator[None]:
-    """What the block changes is undone when it ends, also by an exception.
+    """Undo what the block changes when it ends, also by an exception.
 
     Weights (those that the optimizer has, and those that train), optimizer state and settings, gradients, buffers,
     attributes of modules such as training modes, and the random states of torch, NumPy and Python are bit for bit as
@@ -212,7 +212,7 @@ def _keep_buffers(model: nn.Module, copies: Copies) -> Iterator[_PutBack]:
 
 
 def _keep_attributes(model: nn.Module) -> Iterator[_PutBack]:
-    """Training modes, and what else modules note down: rotary embeddings of some models, the longest row so far."""
+    """Keep training modes, and what else modules note: rotary embeddings of some models, the longest row so far."""
     kept = [(module, _public(module)) for module in model.modules()]
 
     def put_back() -> None:
@@ -240,7 +240,7 @@ def _keep_other(other: Stateful) -> _PutBack:
 
 
 def _keep_optimizer(optimizer: Optimizer, weights: Sequence[Tensor], copies: Copies) -> list[_PutBack]:
-    """The state's mappings are refilled with the tensors that they had; the tensors themselves with their values."""
+    """Keep the optimizer's state: mappings get back the tensors that they had, and tensors their values."""
     for weight in weights:
         copies.keep(weight)
     put_back: list[_PutBack] = [
@@ -256,7 +256,7 @@ def _keep_optimizer(optimizer: Optimizer, weights: Sequence[Tensor], copies: Cop
 
 
 def _mappings(state: Mapping[Any, Any]) -> Iterator[dict[str, Any]]:
-    """The state of each parameter; bitsandbytes' optimizers keep further mappings inside."""
+    """Yield the state of each parameter; bitsandbytes' optimizers keep further mappings inside."""
     for entries in state.values():
         if isinstance(entries, dict):
             yield entries
@@ -264,7 +264,7 @@ def _mappings(state: Mapping[Any, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _frozen(value: Any) -> Any:
-    """A value that the optimizer could change in place, copied; tensors, mappings and weights are kept as they are."""
+    """Copy a value that the optimizer could change in place; tensors, mappings and weights are kept as they are."""
     is_kept = isinstance(value, Tensor | dict) or (isinstance(value, list) and any(torch.is_tensor(v) for v in value))
     return value if is_kept else copy.deepcopy(value)
 
@@ -278,7 +278,7 @@ def _putting_back(mapping: Any, saved: Mapping[Any, Any]) -> _PutBack:
 
 
 class Copies:
-    """Of a device's tensors in the host's memory; of the host's in a file, which is the caller's to close."""
+    """Keep copies of a device's tensors in host memory, and of the host's in a file, which the caller closes."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -287,7 +287,7 @@ class Copies:
         self._seen: set[int] = set()
 
     def keep(self, tensor: Tensor) -> None:
-        """Remember what the tensor holds; of one that is given twice, what it held first."""
+        """Keep what the tensor holds; of one that is given twice, what it held first."""
         if id(tensor) in self._seen:
             return
         self._seen.add(id(tensor))
@@ -298,7 +298,7 @@ class Copies:
             self._file.write(_bytes_of(tensor.detach().contiguous()))
 
     def put_back(self) -> None:
-        """Every tensor holds, bit for bit, what it held."""
+        """Give every tensor back, bit for bit, what it held."""
         with torch.no_grad():
             for tensor, copy in self._in_memory:
                 tensor.copy_(copy)
@@ -316,7 +316,7 @@ class Copies:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview[Any]:
-    """The bytes of a contiguous tensor of the host, without a copy; of any dtype, which NumPy may not have."""
+    """Return the bytes of a contiguous tensor of the host, without a copy; of any dtype, which NumPy may not have."""
     view: Any = tensor.view(-1).view(torch.uint8).numpy()
     return memoryview(view)
 
@@ -340,20 +340,20 @@ _FORGET_PEAK = "5"  # proc(5): VmHWM becomes what is resident now
 
 
 class PeakMeter(Protocol):
-    """Reads one device."""
+    """Read the memory in use on one device."""
 
     def begin(self) -> None:
         """Free what nobody uses and forget the peak; what comes now counts."""
 
     def peak_bytes(self) -> int | None:
-        """The most since `begin`; None: the device does not say."""
+        """Return the most since `begin`; None: the device does not say."""
 
     def limit_bytes(self) -> int | None:
-        """What the peak may reach as things stand; None: not known."""
+        """Return what the peak may reach as things stand; None: not known."""
 
 
 def peak_meter(device: torch.device, *, counts: Counts = "reserved") -> PeakMeter:
-    """The device's meter. counts: on CUDA, what PyTorch's allocator holds, or what of it tensors take."""
+    """Return the device's meter. counts: on CUDA, what PyTorch's allocator holds, or what of it tensors take."""
     if device.type == "cuda":
         return CudaPeak(device, counts)
     if device.type == "cpu" and _CLEAR_REFS.exists():
@@ -362,7 +362,7 @@ def peak_meter(device: torch.device, *, counts: Counts = "reserved") -> PeakMete
 
 
 class NoPeak:
-    """A device that does not say."""
+    """Stand in for a device that does not say what it uses."""
 
     def begin(self) -> None: ...
 
@@ -374,7 +374,7 @@ class NoPeak:
 
 
 class CudaPeak:
-    """The caching allocator's counters. Reserved bytes are those that can run out."""
+    """Read the caching allocator's counters. Reserved bytes are those that can run out."""
 
     def __init__(self, device: torch.device, counts: Counts) -> None:
         self._device, self._counts = device, counts
@@ -390,13 +390,13 @@ class CudaPeak:
         return most(self._device)
 
     def limit_bytes(self) -> int:
-        """What is free, and what PyTorch holds already."""
+        """Return what is free, and what PyTorch holds already."""
         free, _ = torch.cuda.mem_get_info(self._device)
         return free + torch.cuda.memory_reserved(self._device)
 
 
 class ResidentPeak:
-    """This process's resident set, as Linux counts it."""
+    """Read this process's resident set, as Linux counts it."""
 
     def begin(self) -> None:
         free_caches()
@@ -406,7 +406,7 @@ class ResidentPeak:
         return _status("VmHWM")
 
     def limit_bytes(self) -> int:
-        """What is available on the machine, and what this process has; a container's limit, where it is lower."""
+        """Return what the machine has available beside this process's own; a container's limit, where it is lower."""
         found = re.search(r"^MemAvailable:\s*(\d+) kB", _MEMINFO.read_text(encoding="ascii"), re.MULTILINE)
         assert found is not None, "every Linux since 3.14 has it"
         available = int(found[1]) * 1024 + _status("VmRSS")
@@ -415,7 +415,7 @@ class ResidentPeak:
 
 
 class AddressSpacePeak:
-    """This process's address space, under RLIMIT_AS.
+    """Read this process's address space, under RLIMIT_AS.
 
     Linux keeps its peak, VmPeak, from the process's start on. While a stretch stays below an earlier peak, its own is
     what was mapped before it and by how much the resident set rose: tensors are written to, so they are resident.

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """The steps that a run makes in one phase."""
+    """Hold the steps that a run makes in one phase."""
 
     size: int  # rows of a step
     first_sample: int  # consumed before its first step
@@ -28,7 +28,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A stretch of a run with one effective batch."""
+    """Hold one effective batch, and where it begins."""
 
     first_sample: int  # consumed samples from which on it holds
     size: int  # rows of a step
@@ -36,7 +36,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSchedule:
-    """The phases of a run, in order; the first begins at 0, and neighbours differ in size.
+    """Hold the phases of a run, in order; the first begins at 0, and neighbours differ in size.
 
     A step belongs to the phase in which it begins, and takes that phase's rows in full: where a phase's samples are no
     multiple of its size, its last step reaches into the next one. So no sample is dropped, and no step is cut short but
@@ -115,7 +115,7 @@ class BatchSchedule:
         return len(self.phases) == 1
 
     def stretches(self, *, num_rows: int, total_samples: int) -> Iterator[Stretch]:
-        """Give what a run of so many samples makes of each phase that it reaches; O(phases).
+        """Yield the steps that a run of so many samples makes in each phase that it reaches; O(phases).
 
         num_rows: of an epoch, whose last step takes what is left of it.
         A phase that lies within one step of the phase before it is never reached.

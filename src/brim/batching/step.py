@@ -29,7 +29,7 @@ OnEvent: TypeAlias = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A micro-batch that went well."""
+    """Hold a micro-batch that went well."""
 
     micro_batch: MicroBatch
     loss: Tensor  # its share of the step's loss, a scalar, on the device
@@ -37,36 +37,36 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """A step whose gradient is ready. Each row has been counted once, whatever was tried before."""
+    """Describe a step whose gradient is ready. Each row counts once, whatever was tried before."""
 
     loss: float
     parts: tuple[Part, ...]
-    num_out_of_memory: int  # times that the step was begun anew
+    num_out_of_memory: int  # times that the step was begun again
 
 
 class GroupMeter(Protocol):
-    """Looks at the gradient of each micro-batch by itself, and gathers their sum in place of autograd."""
+    """Look at the gradient of each micro-batch by itself, and gather their sum in place of autograd."""
 
     def drop(self) -> None:
-        """Forget all that has been gathered: the step begins, or begins anew."""
+        """Forget all that has been gathered: the step begins, or begins again."""
 
     def end_group(self) -> None:
-        """A micro-batch's backward pass is over."""
+        """Take note that a micro-batch's backward pass is over."""
 
     def end(self) -> None:
-        """That was the last one: the sums become the parameters' gradients."""
+        """Make the sums the parameters' gradients, after the last micro-batch."""
 
 
 class GradientStep:
-    """Sums the gradients of an effective batch's micro-batches.
+    """Sum the gradients of an effective batch's micro-batches.
 
     backward: does the forward and backward pass of the rows at these positions of the effective batch, and returns
     their share of the step's loss, detached. It divides by the weight of the whole step, so that the shares add up.
-    parameters: whose gradients are dropped before a step begins, and before it begins anew. The optimizer is the
+    parameters: whose gradients are dropped before a step begins, and before it begins again. The optimizer is the
     caller's, to be stepped once after each run.
-    module: whose buffers are put back when a step begins anew; None where a forward pass changes none.
-    on_event: is told of every failure, of how the step goes on, and of every change of the cutter's cap.
-    name_row: what to call the row at a position, where one does not fit by itself.
+    module: whose buffers are put back when a step begins again; None where a forward pass changes none.
+    on_event: is called for every failure, for how the step goes on, and for every change of the cutter's cap.
+    name_row: returns what to call the row at a position, where one does not fit by itself.
     tells_lengths: whether the lengths are tokens, to be named in events and errors.
     """
 
@@ -92,18 +92,19 @@ class GradientStep:
     def run(self, lengths: ArrayLike, *, num_groups: int | None = None, meter: GroupMeter | None = None) -> StepOutcome:
         """Sum the gradient of the rows of these lengths, in tokens; return the loss, too.
 
-        num_groups: cut the batch in its own order, into about so many micro-batches; None: as is cheapest. meter: is
-        told of the micro-batches, and begins anew with the step.
+        num_groups: divide the batch in its own order, into about so many micro-batches; None: as is cheapest. meter:
+        looks at the micro-batches, and begins again with the step.
 
         After an allocation that failed, the gradients are dropped, random states and buffers rewound, caches freed,
-        and the same rows cut smaller. A row that is alone already gets one more try; then OutOfMemoryError names it.
+        and the same rows partitioned smaller. A row that is alone already is tried once more; then OutOfMemoryError
+        names it.
         Any other exception passes through, with the gradients as they were when it was raised.
         """
         random_before = random_states()
         if self._buffers is not None:
             self._buffers.save()
         num_out_of_memory = 0
-        tried_alone: set[int] = set()  # first rows of micro-batches that failed before and cannot be cut further
+        tried_alone: set[int] = set()  # first rows of micro-batches that failed and cannot be divided further
         parts: list[Part] = []
         micro_batches = self._cut(lengths, num_groups)
         while isinstance(loss := self._pass(micro_batches, meter, parts, tried_alone), OutOfMemory):
@@ -130,7 +131,7 @@ class GradientStep:
     ) -> float | OutOfMemory:
         """Return the loss, with all micro-batches among the parts; or why it failed, with those that went well.
 
-        tried_alone: first rows of micro-batches that failed before and cannot be cut further.
+        tried_alone: first rows of micro-batches that failed before and cannot be divided further.
         """
         self._drop_gradients(meter)
 
@@ -157,7 +158,7 @@ class GradientStep:
     def _cut_smaller(
         self, micro_batches: Sequence[MicroBatch], number: int, failure: OutOfMemory, tried_alone: set[int]
     ) -> None:
-        """Lower the cap; or let a row that is alone already be tried once more."""
+        """Lower the cap; where the failed row is alone already, let it be tried once more."""
         failed = _failed(micro_batches, number)
         event = {
             "event": "oom",
@@ -220,7 +221,7 @@ class _Key:
 
 
 class BufferKeeper:
-    """Puts buffers back to where they were when a step began: those that are saved with the module.
+    """Put buffers back to where they were when a step began: those that are saved with the module.
 
     The others are caches, such as a rotary embedding's that grows with the longest row, and what they hold goes with
     attributes that nobody puts back. Quantised weights can be buffers of many GiB: so a buffer's first copy lies in
@@ -235,7 +236,7 @@ class BufferKeeper:
         self._copies: dict[_Key, Tensor] = {}
 
     def save(self) -> None:
-        """A step begins."""
+        """Copy the buffers, as a step begins."""
         self._buffers = {
             _Key(owner, name, owner.training): buffer
             for owner in self._module.modules()
@@ -250,7 +251,7 @@ class BufferKeeper:
                 self._copies[key] = buffer.detach().clone()
 
     def restore(self) -> None:
-        """The step begins once more."""
+        """Put the buffers back, as the step begins once more."""
         for key, buffer in self._buffers.items():
             if key.owner._buffers[key.name] is not buffer:
                 key.owner._buffers[key.name] = buffer
@@ -259,7 +260,7 @@ class BufferKeeper:
                 self._buffers[key].copy_(copy)
 
     def done(self) -> None:
-        """The step went well: the copies are no longer needed."""
+        """Drop the copies after a step that went well."""
         for key in self._copies.keys() - self._changes.keys():
             now = key.owner._buffers[key.name]
             self._changes[key] = now is None or not torch.equal(now.detach().cpu(), self._copies[key])
