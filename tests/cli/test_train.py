@@ -53,7 +53,7 @@ def test_the_plan_is_a_table_in_80_columns(brim, project):
     assert max(map(len, lines)) <= 80
     (taken,) = [line for line in lines if line.startswith("→")]
     assert taken.split()[1:3] == ["off", "whole"]
-    assert re.search(r"^why +the only way that is left open *$", done.out, flags=re.MULTILINE)
+    assert re.search(r"^why +the only strategy that is left open *$", done.out, flags=re.MULTILINE)
     assert re.search(r"^time +8 steps, about .* without evaluation \(estimated", done.out, flags=re.MULTILINE)
     memory = ("--memory", "667MiB", "memory.margin=0")  # 666 MiB of it are the CUDA context
     done = brim("plan", "config.yaml", *BY_LENGTH, *DATA, *memory)

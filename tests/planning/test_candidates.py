@@ -145,8 +145,8 @@ def test_the_reason_compares_with_the_second_best_or_says_why_no_other_was_taken
     assert choose(of(100.0, 130.0, 120.0, 140.0))[1] == (
         "an epoch takes 1 min 40 s, checkpointing, loss in chunks 2 min 0 s"
     )
-    assert choose(of(None, None, 140.0))[1] == f"the only way that fits: {LONG}"
-    assert choose(of(100.0))[1] == "the only way that is left open"
+    assert choose(of(None, None, 140.0))[1] == f"the only strategy that fits: {LONG}"
+    assert choose(of(100.0))[1] == "the only strategy that is left open"
     assert choose(of(100.0), has_more=True)[1] == "it fits, and more memory would not make updates of this size faster"
     assert choose(of(None, None)) == (
         None,

@@ -205,12 +205,12 @@ def test_all_rows_run_together_where_they_fit_but_not_those_that_hardly_save_tim
     # A token of a row takes (8 + R) / R microseconds; of 4,096 rows 1.002, and of 364 rows 2% more.
     found = plan(10**9, TIMES, lengths=np.full(5000, 20))
     assert found.most_rows == found.rows == 385  # 13 waves, where 364 would leave some for a 14th
-    assert found.rows_reason == "with more of them a token of a row takes hardly less time"
+    assert found.rows_reason == "more rows would hardly save time"
 
 
 def test_a_number_by_hand_is_taken_whatever_fits():
     found = plan(1600, fixed_rows=5)
-    assert (found.rows, found.memory_rows, found.rows_reason) == (5, 3, "a number by hand")
+    assert (found.rows, found.memory_rows, found.rows_reason) == (5, 3, "as configured")
     assert not found.fits
     assert found.room().rows(30) == 5
 

@@ -111,10 +111,10 @@ def test_notes_of_dropout():
     (nothing,) = notes({**lora, "dropout": 0}, by_row=True)
     assert nothing == "trainer.dropout_by_row changes nothing: adapter.dropout is 0"
     (drawn,) = notes(lora)
-    assert drawn.startswith("adapter.dropout 0.05 is drawn for the rows that go together")
-    assert "losses are alike and not equal" in drawn
+    assert drawn.startswith("adapter.dropout 0.05 is drawn for each micro-batch")
+    assert "losses are close and not equal" in drawn
     assert drawn.endswith("trainer.dropout_by_row: true makes them equal")
     (own,) = notes(lora, by_row=True, base={"attn_pdrop": 0.1, "embd_pdrop": 0.25})
     assert own.startswith("the base model has dropout of its own (attn_pdrop 0.1, embd_pdrop 0.25), which trainer.")
     (alone,) = notes(None, base={"dropout": 0.1})
-    assert alone.startswith("the base model has dropout of its own (dropout 0.1): cut otherwise")
+    assert alone.startswith("the base model has dropout of its own (dropout 0.1): partitioned differently")

@@ -172,7 +172,7 @@ def test_what_bounds_a_step_and_what_would_help():
     assert by_memory.startswith(
         "a step is bound by memory traffic (100% of its time): micro-batches of twice the rows "
     )
-    assert "would take 49% less time a token; 4-bit weights alone save none" in by_memory
+    assert "would take 49% less time per token; 4-bit weights alone save none" in by_memory
     by_arithmetic = time_advice(estimated(), [(32, 512)])[0]
     assert by_arithmetic.startswith("a step is bound by arithmetic (9")
     assert by_arithmetic.endswith("would not make it faster, and 4-bit weights save memory, not time")
@@ -182,7 +182,7 @@ def test_what_bounds_a_step_and_what_would_help():
     anew = estimated(checkpointed=True)
     assert anew.recomputed([(32, 512)]) == pytest.approx(16.384 / (2 * 16.384 + 134.217728 + 6.5536), rel=1e-3)
     said = time_advice(anew, [(32, 512)])[-1]
-    assert said == "activation checkpointing computes 9% of the time anew: memory that is free goes there first"
+    assert said == "activation checkpointing spends 9% of the time on recomputing: with free memory, drop it first"
     # A micro-batch of N tokens takes 1 s for the weights' traffic and 0.0006 s a token: doubling brings what is fixed.
     assert less_when_doubled(estimated(), [(1, 16)]) == pytest.approx(0.5 / 1.01, rel=0.02)
 

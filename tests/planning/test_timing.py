@@ -66,7 +66,7 @@ def test_a_short_run_is_not_measured_nor_too_few_shapes():
     for lengths in ([100] * 9, [100]):
         found = timing(lengths, most_rows=1)
         assert found.shapes == ()
-        assert found.reason == "not measured: only 1 of the shapes that tell something fit under the cap"
+        assert found.reason == "not measured: only 1 of the shapes worth timing fit under the cap"
 
 
 # Timing them

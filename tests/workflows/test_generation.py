@@ -129,7 +129,7 @@ def test_rows_that_were_given_are_not_tried_and_the_plan_says_what_it_would_take
     request = generation_request(session, LENGTHS, llm=llm, fixed_rows=3)
     plan = proven(plan_job(request, say=print), request, llm, settings, say=print)
     assert plan.rows == 3
-    assert plan.proof.endswith("since their number was given")
+    assert plan.proof.endswith("since their number is configured")
 
 
 def planned(tiny_base, monkeypatch, *, reserved_bytes=None, **generation):
@@ -190,7 +190,7 @@ def test_a_number_of_rows_by_hand_is_taken_and_the_plans_own_is_told(zero_shot):
     three = model.predict(rows, batch_size=3, say=by_hand.append).predictions
     alone = model.predict(rows, say=planned.append).predictions
     (first,) = [line for line in by_hand if line.startswith("batch: ")]
-    assert re.match(r"batch: 3 rows of up to .* \(a number by hand\); engine ", first)
+    assert re.match(r"batch: 3 rows of up to .* \(as configured\); engine ", first)
     (own,) = [line for line in planned if line.startswith("batch: ")]
     found = re.match(r"batch: (\d+) rows of [^(]* \(([^)]*)\); engine ", own)
     assert found is not None
@@ -209,7 +209,7 @@ def test_a_job_that_is_shorter_than_tracing_is_planned_by_a_bound_and_a_longer_o
     lengths = np.array([5, 9, 30, 60])
     plan = plan_forward(session, lengths)
     assert plan.source == "closed form"
-    assert str(plan).endswith("(by a bound in closed form: tracing pays from 30.0 s on)")
+    assert str(plan).endswith("(by an upper bound, not traced: tracing pays from 30.0 s on)")
     assert isinstance(batches_of(plan, session.device, on_smaller=print), RowsByCost)
     monkeypatch.setattr(forward_planning, "_WORTH_TRACING_S", 0.0)
     first = plan_forward(session, lengths)
@@ -321,7 +321,7 @@ def test_the_configuration_names_the_engine_and_all_say_the_same(opened, engine,
     assert plan.engine == planned.name
     usual, _ = planned_engine(llm, opened(engine="slots")[0], PROMPTS, say=say_nothing)
     assert respond_to(planned, PROMPTS) == respond_to(usual, PROMPTS)
-    assert plan.engine_reason == ("nothing that is asked needs another" if engine == "auto" else "generation.engine")
+    assert plan.engine_reason == ("the configuration needs no other" if engine == "auto" else "generation.engine")
 
 
 def test_beams_leave_no_choice_and_an_engine_that_cannot_is_refused(opened):

@@ -134,7 +134,7 @@ def test_what_helps_is_offered_as_such_only_where_it_is_enough(tiny_base, monkey
     room, total = format_bytes(half), format_bytes(half + 2**20)
     assert plan.helps == (
         f"change 0 ({total}, still more than the {room} that may be used): set 0",
-        "a smaller model: `brim memory --compare` shows what each way takes",
+        "a smaller model: `brim memory --compare` shows what each strategy takes",
     )
     (problem,) = too_long(plan)
     assert problem.fix == "; or ".join(plan.helps)

@@ -244,7 +244,7 @@ def test_a_number_of_rows_that_is_predicted_not_to_fit_is_told_and_tried(tiny_ba
     checkpointing = {"batch_size": 4, "enable_gradient_checkpointing": "auto"}
     run = train(settings(tiny_base, trainer=checkpointing), tmp_path / "run", said=said)
     for beginning in (
-        "batch: no way fits; ",
+        "batch: no strategy fits; ",
         "the run goes on with micro-batches of 4 rows, as trainer.batch_size says",
         "rows do not fit even alone: row ",
     ):

@@ -25,7 +25,7 @@ _NO_CAP = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayCosts:
-    """All that is known of one way before the data is cut."""
+    """Hold all that is known of one strategy before the data is partitioned."""
 
     way: Way
     costs: Costs
@@ -111,7 +111,7 @@ def cut_anew(taken: Candidate, task: Task, before: Costs, now: Costs, *, cap_byt
 class _Cap:
     num_bytes: int  # allocated
     totals: Totals | None  # None: the longest row does not fit alone
-    binds: bool  # without it the cut would be another
+    binds: bool  # without it the partition would be another
 
 
 def _settled(known: WayCosts, task: Task, budget: Budget) -> _Cap:
@@ -136,8 +136,8 @@ def _settled(known: WayCosts, task: Task, budget: Budget) -> _Cap:
 
 
 def _misfit(known: WayCosts, task: Task, cap: _Cap) -> str | None:
-    there = f"{format_bytes(max(cap.num_bytes, 0))} are there"
-    # What is left for rows of a fixed number depends on them: where they are too many, that is why.
+    there = f"{format_bytes(max(cap.num_bytes, 0))} are available"
+    # What is left for a fixed number of rows depends on them: where they are too many, that is the reason.
     if known.least_bytes > cap.num_bytes and (cap.totals is None or task.fixed_rows is None):
         return f"weights and optimizer alone take {format_bytes(known.least_bytes)}, {there}"
     if cap.totals is None:
@@ -200,7 +200,7 @@ def _shapes(totals: Totals) -> list[RowsAndTokens]:
     return [(shape.rows, shape.padded_length) for shape in totals.shapes]
 
 
-# As they are preferred: recomputing costs time and saves memory, whole logits take memory and save none.
+# In the order of preference: recomputing costs time and saves memory, whole logits take memory and save none.
 WAYS = (
     Way(gradient_checkpointing=False, chunked_loss=True),
     Way(gradient_checkpointing=False, chunked_loss=False),
@@ -209,7 +209,7 @@ WAYS = (
 )
 
 
-_WORTH = 0.02  # a later way must be faster by this share: times are not known better
+_WORTH = 0.02  # a later strategy must be faster by this share: times are not known better
 
 
 def ways(*, checkpointing: bool | None, chunked: bool | None) -> list[Way]:
@@ -222,9 +222,9 @@ def ways(*, checkpointing: bool | None, chunked: bool | None) -> list[Way]:
 
 
 def choose(candidates: Sequence[Candidate], *, has_more: bool = False) -> tuple[Candidate | None, str]:
-    """Return the fastest that fits, and why; of ways as fast as each other the one that is preferred.
+    """Return the fastest that fits, and why; of several as fast as each other the one that is preferred.
 
-    candidates: in the order of preference. None where none fits. has_more: there are further ways, which are not
+    candidates: in the order of preference. None where none fits. has_more: there are further strategies, which are not
     looked at, since the last of these would not be faster with more memory.
     """
     best: Candidate | None = None
@@ -249,19 +249,16 @@ def _why(best: Candidate, candidates: Sequence[Candidate], *, has_more: bool) ->
         return (
             "it fits, and more memory would not make updates of this size faster"
             if has_more
-            else "the only way that is left open"
+            else "the only strategy that is left open"
         )
     if not fitting:
-        return f"the only way that fits: {others[0].reason}"
+        return f"the only strategy that fits: {others[0].reason}"
     assert best.seconds_per_epoch is not None, "it fits"
     second = min(fitting, key=lambda each: each.seconds_per_epoch or 0.0)
     assert second.seconds_per_epoch is not None, "filtered above"
-    told = (
-        f"an epoch takes {format_seconds(best.seconds_per_epoch)}, {second.way} "
-        f"{format_seconds(second.seconds_per_epoch)}"
-    )
-    is_tie = second.seconds_per_epoch < best.seconds_per_epoch
-    return f"{told}, which is no difference that is known" if is_tie else told
+    one, other = format_seconds(best.seconds_per_epoch), format_seconds(second.seconds_per_epoch)
+    tie = ", a difference too small to tell" if second.seconds_per_epoch < best.seconds_per_epoch else ""
+    return f"an epoch takes {one}, {second.way} {other}{tie}"
 
 
 def rows_of_shape(lengths: NDArray[np.int64], *, rows: int, tokens: int) -> NDArray[np.intp]:

@@ -53,12 +53,12 @@ from brim.units import format_bytes, format_count, format_seconds
 _WORTH_TRACING_S = 30.0
 
 
-_NEARLY_ALL = 0.9  # of the room: a batch that is predicted to take so much is traced itself
+_NEARLY_ALL = 0.9  # of the memory: a batch that is predicted to take so much is traced itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unplanned:
-    """An architecture that cannot be traced."""
+    """Stand for the plan of an architecture that cannot be traced."""
 
     reason: str
 
@@ -76,12 +76,12 @@ def batches_for(
     on_smaller: Callable[[Smaller], None] | None = None,
     whole_tokens: int | None = None,
 ) -> Batches:
-    """Return the batches of trainer.eval_batch_size: so many rows together, or as planned, which is said.
+    """Return the batches of trainer.eval_batch_size: so many rows together, or as planned, which is noted.
 
     splits: that are run one after the other, with at least one row in all. llm, beside_bytes: as in `plan_forward`.
-    on_smaller: told where memory did not allow what was planned; None: it is said.
+    on_smaller: called where memory did not allow what was planned; None: a note is given.
     whole_tokens: for batches of up to so many tokens that are made already, and stay whole where memory allows it;
-    trainer.eval_batch_size has no say in them.
+    trainer.eval_batch_size does not apply to them.
     """
 
     def tell(smaller: Smaller) -> None:
@@ -117,9 +117,9 @@ def plan_forward(
 ) -> ForwardPlan | Unplanned:
     """Return the plan of passes without gradients over rows of these lengths, in tokens, on the device at hand.
 
-    lengths: of at least one row. llm: where it is loaded already; on a CPU it has run once. beside_bytes: what else of
-    tensors will be there, and is not yet, in the midst of training: the optimizer's state; None: nothing is trained.
-    whole_tokens: as in `batches_for`; None: as many as bring something.
+    lengths: of at least one row. llm: where it is loaded already; on a CPU it has run once. beside_bytes: tensors that
+    are not there yet, and will be in the midst of training: the optimizer's state; None: nothing is trained.
+    whole_tokens: as in `batches_for`; None: as many as make batches faster.
     """
     device = device_at_hand(session.device)
     held_bytes = 0 if llm is None else llm.held_bytes
@@ -179,7 +179,7 @@ class _Job:
             source="closed form",
             useful_tokens=enough_tokens(lambda tokens: costs.seconds(tokens / usual, usual), self.speed),
             overhead_bytes=lambda shapes: 0,
-            reason=f"by a bound in closed form: tracing pays from {format_seconds(_WORTH_TRACING_S)} on",
+            reason=f"by an upper bound, not traced: tracing pays from {format_seconds(_WORTH_TRACING_S)} on",
         )
         return plan if plan.seconds < _WORTH_TRACING_S and not plan.num_too_long else None
 
@@ -199,9 +199,9 @@ class _Job:
         return plan
 
     def _partitioned(self, costs: Costs, useful_tokens: int, traces: Traces) -> ForwardPlan:
-        reason = f"more than {useful_tokens:,} tokens of a batch bring less than 1%"
+        reason = f"batches of more than {useful_tokens:,} tokens would be less than 1% faster"
         if self.whole_tokens is not None:
-            reason = f"of {self.whole_tokens:,} tokens where memory allows it"
+            reason = f"{self.whole_tokens:,} tokens where memory allows it"
         return self._plan(
             beside(costs, self.beside_bytes),
             source="traced",
@@ -238,10 +238,7 @@ def _untrained(session: Session) -> Session:
 
 
 def _read_weights(llm: LLM, rows: TokenRows, pad_id: int) -> None:
-    """Read the weights, which are mapped from their files, into this process's memory.
-
-    So is what the first pass of all imports.
-    """
+    """Read the weights, which are mapped from their files, into memory, with what the first pass imports."""
     shortest = rows.take([int(np.argmin(rows.lengths))])
     score_rows(
         llm.model,
@@ -255,14 +252,14 @@ def _read_weights(llm: LLM, rows: TokenRows, pad_id: int) -> None:
 
 
 # Rows are taken in the order of their lengths, so many at a time: of a million rows, those of a window differ in
-# length by a thousandth of the spread, and cutting them takes some ten milliseconds.
+# length by a thousandth of the spread, and partitioning them takes some ten milliseconds.
 WINDOW_ROWS = 4096
 
 
 _MOST_ROUNDS = 3  # the allocator's overhead depends on the shapes, which depend on the cap, which depends on it
 
 
-_MOST_HELD = 1.5  # times what is allocated: an allocator that is left alone comes to hold no more
+_MOST_HELD = 1.5  # times what is allocated: PyTorch's allocator does not come to hold more
 
 
 Source: TypeAlias = Literal["traced", "closed form"]
@@ -270,12 +267,12 @@ Source: TypeAlias = Literal["traced", "closed form"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardPlan:
-    """Batches for rows that are scored, and why they are so."""
+    """Describe batches for rows that are scored, and the reason for them."""
 
     budget: Budget
     costs: Costs
     source: Source  # of the costs
-    cap_bytes: int  # allocated, of a batch, lower where larger ones bring nothing; some rows may exceed it alone
+    cap_bytes: int  # allocated by a batch, lower where larger ones are no faster; some rows may exceed it alone
     widest: Shape  # rows, tokens
     widest_bytes: int  # allocated
     total_bytes: int  # at the peak, with what lies outside PyTorch and what its allocator holds beyond
@@ -317,10 +314,10 @@ def forward_plan(
     reason: str,
     largest: bool = False,
 ) -> ForwardPlan:
-    """Return the partition under the least of what there is and what brings something.
+    """Return the partition under the lower of what memory allows and what is useful.
 
-    lengths: tokens of each of at least one row. useful_tokens: of a batch; more bring nothing. overhead_bytes: what
-    PyTorch's allocator holds beyond what is allocated, with these shapes. largest: see ForwardPlan.
+    lengths: tokens of each of at least one row. useful_tokens: of a batch; larger ones are no faster. overhead_bytes:
+    what PyTorch's allocator holds beyond what is allocated, with these shapes. largest: see ForwardPlan.
     """
     tokens = -np.sort(-np.asarray(lengths, dtype=np.int64))
     room_bytes = budget.reserved_bytes

@@ -1,7 +1,7 @@
 """Plan one job of generation from a configuration, a device and the lengths of prompts.
 
-The plan is made by the closed form, or traced where that pays. The job is seen in waves: as many of the longest
-prompts as fit, until all their responses are as long as they may be.
+The plan is made by an upper bound in closed form, or traced where that pays. The job is modelled in waves: as many of
+the longest prompts as fit, until all their responses are as long as they may be.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WORTH_TRACING_S = 30.0
 _UNTRACED_ROWS = 8  # where nothing is known: a step of eight rows reads the weights once, not eight times
 
 
-_USUAL_PASS = "usual where nothing was traced"
+_USUAL_PASS = "the usual number, since nothing was traced"
 
 
 _SETTLED = 2  # rounds: the allocator's overhead depends on the shapes, which depend on the cap, which depends on it
@@ -104,7 +104,7 @@ class _Job:
         is_enough = plan.is_ample or (not is_slots and plan.fits)
         if time_s >= _WORTH_TRACING_S or not is_enough:
             return None
-        note = f"by a bound in closed form; tracing pays from {format_seconds(_WORTH_TRACING_S)} on"
+        note = f"by an upper bound, not traced: tracing pays from {format_seconds(_WORTH_TRACING_S)} on"
         return replace(plan, seconds=time_s, notes=(note,))
 
     def traced(self, traces: Traces) -> GenerationPlan:
@@ -291,20 +291,20 @@ def _reason(task: GenerationRequest, rows: int, memory_rows: int) -> str:
     if task.alone_reason:
         return task.alone_reason
     if task.fixed_rows is not None:
-        return "a number by hand"
+        return "as configured"
     if rows == len(task.lengths):
         return "all rows together"
     if rows == memory_rows:
         return "as many as there is memory for"
-    return "with more of them a token of a row takes hardly less time"
+    return "more rows would hardly save time"
 
 
-_COLUMNS_LOOKED_AT = 5  # of a wave's steps, from the first to the last; times lie on straight pieces between them
+_COLUMNS_LOOKED_AT = 5  # of a wave's steps, from the first to the last; in between, times are nearly straight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waves:
-    """W waves, the longest prompts first; each [W]."""
+    """Hold W waves, the longest prompts first; each field is [W]."""
 
     first: NDArray[np.int64]  # position of its first row among the rows by length
     rows: NDArray[np.int64]
@@ -334,7 +334,7 @@ def waves(lengths: NDArray[np.int64], room: Room, *, response_columns: int) -> W
 
 
 def seconds(of: Waves, costs: CacheCosts, times: PassTimes) -> float:
-    """Return those of a job whose responses are all as long as they may be: no place is free before a wave is over."""
+    """Return the seconds of a job whose responses are all as long as they may be, so that waves end as a whole."""
     longest = np.maximum(of.columns - costs.response_columns, 1)
     together = np.minimum(of.rows, np.maximum(costs.prefill_tokens // longest, 1))
     passes = -(-of.rows // together)

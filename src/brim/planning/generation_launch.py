@@ -1,4 +1,4 @@
-"""Bring a plan for generation to the device: say what is planned, try it once, and make the engine.
+"""Bring a plan for generation to the device: note what is planned, try it once, and make the engine.
 
 The passes that take the most are tried once before the first batch, where memory is scarce. What has run of what was
 predicted for a model is remembered, so that it need not be tried again before each job.
@@ -44,7 +44,7 @@ _NOTCH = 0.9  # of the tokens that did not fit: those that are tried next, or fe
 
 
 def planned_engine(llm: LLM, session: Session, prompts: TokenRows, *, say: Say) -> tuple[Engine, GenerationPlan]:
-    """Return what responds to at least one prompt, and the plan that it goes by, which is said.
+    """Return what responds to at least one prompt, and the plan that it goes by, which is noted.
 
     Raises InputError where the longest prompt is predicted not to fit even alone.
     """
@@ -159,16 +159,16 @@ def proven(
         if probe.outcome == "fits":
             return _with_what_was_seen(plan, probe, request, number)
         plan = _lowered(plan, shape, request)
-        say(f"{_in_words(shape)} ran out of memory when they were tried: {_in_words(_shape_of(plan))} are taken")
+        say(f"{_in_words(shape)} ran out of memory when they were tried: {_in_words(_shape_of(plan))} follow")
         if _shape_of(plan) == shape:  # a row alone
             return replace(plan, proof=f"{format_count(number, 'probe')}, all of them out of memory")
 
 
 def _why_not(plan: GenerationPlan, request: GenerationRequest) -> str:
     if plan.costs is None:
-        return "since nothing was foretold that could be tried"
+        return "since there is no prediction to try"
     if plan.fixed_rows is not None:
-        return "since their number was given"
+        return "since their number is configured"
     if plan.is_ample:
         return "since less than half of the memory is needed"
     if request.is_slots and plan.uncorrected_bytes <= proven_bytes(request):
@@ -177,7 +177,7 @@ def _why_not(plan: GenerationPlan, request: GenerationRequest) -> str:
 
 
 def _warm_up(llm: LLM, settings: Mapping[str, Any]) -> None:
-    """Run two tokens of transformers' `generate`: threads, libraries' buffers and what is imported at first use."""
+    """Run two tokens of transformers' `generate`, which brings threads, libraries' buffers and imports."""
     row = TokenRow(key=0, input_ids=np.zeros(2, dtype=np.int32), supervised=np.zeros(2, dtype=np.bool_))
     few = {**settings, "max_new_tokens": 2} | {"min_new_tokens": 0}
     room = FixedRoom(1, prefill_tokens=1)
@@ -201,8 +201,8 @@ def _with_what_is_left(plan: GenerationPlan, request: GenerationRequest, say: Sa
     now = recut(plan, request.lengths, plan.costs, cap_bytes=left_bytes)
     if now.rows != plan.rows:
         taken = format_bytes(plan.cap_bytes - left_bytes)
-        rows = format_count(now.rows, "row is", "rows are")
-        say(f"{taken} of what was planned with are taken by the process itself since: {rows} taken")
+        rows = format_count(now.rows, "row")
+        say(f"the process itself has taken {taken} of the planned memory since: {rows} run together")
     return now
 
 
@@ -210,19 +210,19 @@ def _with_what_was_seen(plan: GenerationPlan, probe: Probe, request: GenerationR
     """Return the plan with what a probe has shown: one that took more than predicted raises the costs."""
     assert plan.costs is not None, "asked before"
     shape = _shape_of(plan)
-    told = f"{shape.rows:,} rows × {shape.columns:,} tokens ran and fitted ({number} probe{'s' * (number > 1)}"
+    proof = f"{shape.rows:,} rows × {shape.columns:,} tokens ran and fitted ({format_count(number, 'probe')}"
     _keep_proof(request, plan.uncorrected_bytes)
     if probe.peak_bytes is None:
-        return replace(plan, proof=f"{told})")
+        return replace(plan, proof=f"{proof})")
     peak = (plan.uncorrected_bytes, probe.peak_bytes)
     found = of_run([peak], static_bytes=plan.costs.static_bytes)
     if found is not None:
         request.calibrations.add(found)
-    told += f": {format_bytes(probe.peak_bytes)}, predicted {format_bytes(plan.shapes[0].peak_bytes)})"
+    proof += f": {format_bytes(probe.peak_bytes)}, predicted {format_bytes(plan.shapes[0].peak_bytes)})"
     scale = at_once(plan.costs.scale, peak, static_bytes=plan.costs.static_bytes)
     if scale != plan.costs.scale:
         plan = recut(plan, request.lengths, replace(plan.costs, scale=scale), cap_bytes=plan.cap_bytes)
-    return replace(plan, proof=told)
+    return replace(plan, proof=proof)
 
 
 def _lowered(plan: GenerationPlan, failed: CacheShape, request: GenerationRequest) -> GenerationPlan:
@@ -245,7 +245,7 @@ def _in_words(shape: CacheShape) -> str:
 
 
 class _Trial:
-    """Tries shapes with the model at hand. Peaks are in bytes allocated, as a plan counts them."""
+    """Try shapes with the loaded model. Peaks are in bytes allocated, as a plan counts them."""
 
     def __init__(self, request: GenerationRequest, llm: LLM, settings: Mapping[str, Any]) -> None:
         self._request, self._llm, self._settings = request, llm, settings
@@ -285,7 +285,7 @@ _PROOFS_KIND = "generation-proofs"
 
 
 def _proofs(request: GenerationRequest) -> tuple[Cache, str]:
-    """Return where those of the request's model, settings and device are kept, with the same versions."""
+    """Return the cache of what was tried, and the name there of the request's model, settings, device and versions."""
     return Cache(cache_folder(), _PROOFS_KIND), digest(request.facts)
 
 

@@ -35,7 +35,7 @@ def require_phases(request: PlanRequest) -> None:
 
 
 def phase_notes(request: PlanRequest, *, fits: bool = True) -> Iterator[str]:
-    """What is worth knowing of the batch and its phases. fits: whether there is a way that fits the memory."""
+    """Yield what is worth knowing of the batch and its phases. fits: whether there is a strategy that fits."""
     length = request.length
     if request.is_sized_by_memory and fits:
         yield str(largest_choice(request))
@@ -47,7 +47,7 @@ def phase_notes(request: PlanRequest, *, fits: bool = True) -> Iterator[str]:
 
 
 def with_phases(plan: TrainingPlan, request: PlanRequest) -> TrainingPlan:
-    """The plan with what the phases of the run take in the way that is chosen, and so with the seconds of the run."""
+    """Return the plan with what the run's phases take in the chosen strategy, and so with the run's seconds."""
     length = request.length
     plan = replace(
         plan,
@@ -72,7 +72,7 @@ def with_phases(plan: TrainingPlan, request: PlanRequest) -> TrainingPlan:
 
 
 def with_learning_rates(plan: TrainingPlan, request: PlanRequest) -> TrainingPlan:
-    """The plan with the learning rates of today: an earlier plan for the same work may have had others."""
+    """Return the plan with this run's learning rates: an earlier plan for the same work may have had others."""
     length = request.length
     rate = LearningRate.of(request.trainer, request.rows, length, seed=request.config.random_seed)
     phases = tuple(
@@ -83,7 +83,7 @@ def with_learning_rates(plan: TrainingPlan, request: PlanRequest) -> TrainingPla
 
 
 def largest_batch(plan: TrainingPlan, request: PlanRequest) -> int:
-    """How many of the longest rows fit together, up to all rows; 1 where the plan cannot tell."""
+    """Return how many of the longest rows fit together, up to all rows; 1 where the plan cannot tell."""
     if plan.chosen is None or plan.costs is None:
         return 1
     longest, most = [request.task.longest], len(request.rows)
@@ -92,7 +92,7 @@ def largest_batch(plan: TrainingPlan, request: PlanRequest) -> int:
 
 
 def bounded(request: PlanRequest, bound: int) -> PlanRequest:
-    """The request of a run whose batch is of so many rows, or may not be led beyond them by batch_increase_function."""
+    """Return the request with a batch of so many rows, or of at most so many where batch_increase_function leads it."""
     if request.is_sized_by_memory:
         request = replace(request, config=with_effective_rows(request.config, bound))
     known = request.length.increases
@@ -101,7 +101,7 @@ def bounded(request: PlanRequest, bound: int) -> PlanRequest:
 
 
 def largest_choice(request: PlanRequest, *, found: str = "") -> Choice:
-    """The effective batch of a run that takes as many rows as fit together. found: how a search found it."""
+    """Return the effective batch of a run that takes as many rows as fit together. found: how a search found it."""
     rows, tokens = request.trainer.effective_batch_size, request.task.longest
     limit = (
         "all rows to train on"
@@ -139,7 +139,7 @@ def _key(request: PlanRequest) -> str:
 _MOST_PHASES = 16
 
 
-_MOST_ROWS = 1 << 13  # of a phase that are cut, or one step: for 16 phases that is some tenths of a second in all
+_MOST_ROWS = 1 << 13  # of a phase that are partitioned, or one step: some tenths of a second for 16 phases
 
 
 _T = TypeVar("_T")
@@ -147,17 +147,17 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseCosts:
-    """The phases that were looked at, and the seconds of the whole run, from and to: they differ where it adapts."""
+    """Hold the phases looked at, and the least and most seconds of the run, which differ where the batch adapts."""
 
     phases: tuple[PhasePlan, ...]
     seconds: tuple[float, float]
 
 
 def phase_costs(length: RunLength, task: Task, chosen: Candidate, costs: Costs) -> PhaseCosts:
-    """What becomes of a run that goes the chosen way. costs: of that way.
+    """Return what the phases of a run take in the chosen strategy. costs: of that strategy.
 
-    Of more than 16 phases as many are looked at, evenly chosen; a row of the others is taken to cost what lies between
-    rows of the next smaller and the next larger size.
+    Of more than 16 phases as many are looked at, evenly chosen; the time of a row in the others is interpolated between
+    the next smaller and the next larger size.
     """
     if length.adaptation is not None:
         return _adapting(length, task, chosen, costs)
@@ -183,7 +183,7 @@ def phase_costs(length: RunLength, task: Task, chosen: Candidate, costs: Costs) 
 
 
 def steps_between(length: RunLength) -> tuple[int, int]:
-    """The fewest and the most steps that a run may take which follows what is measured."""
+    """Return the fewest and the most steps of a run whose batch follows what is measured."""
     fewest, most = (
         BatchSchedule.constant(size).num_steps(num_rows=length.num_rows, total_samples=length.total_samples)
         for size in (length.sizes[-1], length.sizes[0])
@@ -192,7 +192,7 @@ def steps_between(length: RunLength) -> tuple[int, int]:
 
 
 def last_step(phase: PhasePlan, *, num_rows: int) -> tuple[int, int]:
-    """What is consumed before the last step of a phase, and the rows of it. num_rows: of an epoch."""
+    """Return what is consumed before the last step of a phase, and the step's rows. num_rows: of an epoch."""
     assert phase.first_sample is not None, "asked of phases that are known"
     assert phase.num_samples is not None, "asked of phases that are known"
     end = phase.first_sample + phase.num_samples
@@ -202,7 +202,7 @@ def last_step(phase: PhasePlan, *, num_rows: int) -> tuple[int, int]:
 
 
 def looked_at(every: Sequence[_T]) -> Sequence[_T]:
-    """All, or 16 evenly chosen ones, with the first and the last."""
+    """Return all, or 16 evenly chosen ones, with the first and the last."""
     if len(every) <= _MOST_PHASES:
         return every
     return [every[round(number * (len(every) - 1) / (_MOST_PHASES - 1))] for number in range(_MOST_PHASES)]
@@ -225,7 +225,7 @@ def _adapting(length: RunLength, task: Task, chosen: Candidate, costs: Costs) ->
 
 
 def _as_chosen(length: RunLength, chosen: Candidate) -> tuple[PhasePlan, float]:
-    """One size from the first step to the last: an epoch has been cut with it."""
+    """Return the one phase of a constant size, for which the candidate has partitioned an epoch."""
     assert chosen.seconds_per_epoch is not None, "it fits"
     assert chosen.micro_batches_per_step is not None, "it fits"
     assert chosen.total_bytes is not None, "it fits"
@@ -241,12 +241,12 @@ def _as_chosen(length: RunLength, chosen: Candidate) -> tuple[PhasePlan, float]:
 
 
 def _steps(task: Task, chosen: Candidate, costs: Costs, first_samples: Mapping[int, int]) -> dict[int, _Step]:
-    """Steps of each size, from the sample on with which a run first takes them."""
+    """Return steps of each size, from the sample on with which a run first takes them."""
     return {size: _step(task, chosen, costs, size, first_samples[size]) for size in sorted(first_samples)}
 
 
 def _step(task: Task, chosen: Candidate, costs: Costs, size: int, first_sample: int) -> _Step:
-    """Whole steps are cut of rows in the order of the first epoch, each row once: other epochs have others like it."""
+    """Partition whole steps of rows in the order of the first epoch, each row once; other epochs are alike."""
     assert chosen.widest is not None, "it fits"
     assert chosen.total_bytes is not None, "it fits"
     num_rows = len(task.lengths)
@@ -267,7 +267,7 @@ def _step(task: Task, chosen: Candidate, costs: Costs, size: int, first_sample: 
 
 
 def _tokens(task: Task, samples: int) -> int:
-    """Of the first so many samples."""
+    """Return the tokens of the first so many samples, by the mean length."""
     return samples * int(task.lengths.sum()) // len(task.lengths)
 
 

@@ -25,11 +25,11 @@ RowsAndTokens: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a run is to do, whatever the way."""
+    """Hold what a run is to do, whatever the strategy."""
 
     lengths: NDArray[np.int64]  # tokens of each row, in the order in which an epoch takes them
     effective_batch_size: int  # the most that a step has
-    fixed_rows: int | None  # rows of each micro-batch, where the configuration says so; None: cut by length
+    fixed_rows: int | None  # rows of each micro-batch, where the configuration says so; None: by length
     largest: bool  # the largest micro-batches instead of the fastest
 
     @property
@@ -42,7 +42,7 @@ Source: TypeAlias = Literal["traced", "closed form", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRows:
-    """Rows that run together from some point of the job on, the longest prompts first."""
+    """Hold rows that run together from some point of the job on, the longest prompts first."""
 
     first_row: int  # by length
     rows: int
@@ -50,7 +50,7 @@ class PlannedRows:
     peak_bytes: int  # allocated
 
     def cache_shape(self, costs: CacheCosts) -> CacheShape:
-        """The cache, and as many prompts as pass together."""
+        """Return the shape of the cache, with as many prompts as pass together."""
         tokens = max(self.columns - costs.response_columns, 1)
         return CacheShape(
             rows=self.rows,
@@ -62,7 +62,7 @@ class PlannedRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationPlan:
-    """Of one job."""
+    """Hold the plan of one job of generation."""
 
     budget: Budget
     prompts: LengthSummary
@@ -72,60 +72,60 @@ class GenerationPlan:
     source: Source  # of the costs
     cap_bytes: int  # that may be allocated
     fixed_rows: int | None  # where the configuration or the caller says so
-    most_rows: int  # more bring nothing, or are not there
-    memory_rows: int | None  # as many of the longest as there is memory for; None: not known
+    most_rows: int  # more are no faster, or are not there
+    memory_rows: int | None  # as many of the longest as fit; None: not known
     rows_reason: str
     prefill_tokens: int
     prefill_reason: str
     shapes: tuple[PlannedRows, ...]  # at the start, and as prompts become shorter
     total_bytes: int | None  # at the peak, with what lies outside PyTorch and what its allocator holds beyond
-    fits: bool  # the longest prompt alone, at least; a number by hand: so many of them
-    seconds: float | None  # estimated of the passes alone, were every response as long as it may be
+    fits: bool  # the longest prompt alone, at least; with fixed_rows, so many of them
+    seconds: float | None  # estimated for the passes alone, if every response is as long as it may be
     engine: str
     engine_reason: str
     proof: str = ""  # what was tried of it
-    would_take: int | None = None  # rows, were their number not given
+    would_take: int | None = None  # rows, if their number were not given
     would_take_reason: str = ""
     notes: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
-        """At the start."""
+        """Return the rows at the start."""
         return self.shapes[0].rows
 
     @property
     def rows_at_most(self) -> int:
-        """Over the whole job."""
+        """Return the most rows of the whole job."""
         return max(shape.rows for shape in self.shapes)
 
     @property
     def uncorrected_bytes(self) -> int:
-        """Allocated at the peak of the first rows, as it was predicted before anything was measured."""
+        """Return the bytes allocated at the first rows' peak, as predicted before anything was measured."""
         assert self.costs is not None, "without costs nothing is predicted"
         first = self.shapes[0]
         return round(float(replace(self.costs, scale=1.0).peak_bytes(first.rows, first.columns)))
 
     @property
     def is_ample(self) -> bool:
-        """Whether there is so much more than it needs that no prediction is off by enough to matter."""
+        """Return whether there is so much more than it needs that no prediction is off by enough to matter."""
         return self.total_bytes is not None and self.total_bytes <= AMPLE_SHARE * self.budget.limit_bytes
 
     def room(self) -> Room:
-        """A new one, for one run of an engine."""
+        """Return a new room, for one run of an engine."""
         if self.fixed_rows is not None or self.costs is None:
             return FixedRoom(self.rows, prefill_tokens=self.prefill_tokens)
         return MemoryRoom(self.costs, cap_bytes=self.cap_bytes, most_rows=self.most_rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, but for the costs."""
+        """Return the plan for JSON, without the costs."""
         return {name: value for name, value in asdict(self).items() if name != "costs"}
 
 
 def faults(schedule: BatchSchedule, *, num_rows: int, total_samples: int, where: str = "") -> list[Problem]:
-    """Why a run cannot go through all of its phases; nothing where it can.
+    """Return why a run cannot go through all of its phases; nothing where it can.
 
     num_rows: of an epoch, whose end no step crosses. where: the key that asks for the phases.
-    One size for the whole run is never at fault: a batch that is larger than the data is all of it.
+    A constant size is never at fault: a batch that is larger than the data is all of it.
     """
     if schedule.is_constant:
         return []
@@ -133,7 +133,7 @@ def faults(schedule: BatchSchedule, *, num_rows: int, total_samples: int, where:
 
 
 def larger_than_an_epoch(who: str, size: int, *, num_rows: int, where: str) -> Problem:
-    """A size that no step could have. who: asks for it."""
+    """Return the problem of a size that no step could have. who: asks for it."""
     return Problem(
         what=f"{who} asks for {size:,} rows a step, and there are {num_rows:,} to train on: a step ends with its "
         "epoch, so none would be that large",
@@ -162,7 +162,7 @@ def _never_begun(schedule: BatchSchedule, total_samples: int, where: str) -> Ite
             f"{phase.first_sample:,} samples, is never reached, since the run ends after {total_samples:,}{more}",
             where=where,
             expected="phases that begin before the run ends",
-            fix="let the batch move earlier, or train longer: trainer.epochs, train_steps or train_samples"
+            fix="change the batch earlier, or train longer: trainer.epochs, train_steps or train_samples"
             + (f"; for a short trial, leave it out: {where}=null" if where else ""),
         )
 
@@ -178,7 +178,7 @@ _Number = TypeVar("_Number", int, float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """What a candidate sets."""
+    """Hold what a candidate sets."""
 
     gradient_checkpointing: bool
     chunked_loss: bool
@@ -190,7 +190,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One way to run, and what it would cost."""
+    """Hold one strategy, and what it would cost."""
 
     way: Way
     fits: bool
@@ -198,7 +198,7 @@ class Candidate:
     single_row_bytes: int  # total (reserved and outside) for the longest row alone
     total_bytes: int | None  # for the largest micro-batch of the plan; None: it does not fit
     cap_bytes: int  # allocated bytes that a micro-batch may reach
-    cap_binds: bool  # with more memory the cut would be another
+    cap_binds: bool  # with more memory the partition would be another
     widest: tuple[int, int] | None  # (rows, tokens) of the micro-batch that takes the most
     micro_batches_per_step: float | None  # on average
     padding: float | None  # padded over real tokens
@@ -212,24 +212,24 @@ class Candidate:
 
     @property
     def padding_in_words(self) -> str:
-        """What padding adds to the real tokens: 1.031 -> "3.1%"; empty where the candidate does not fit."""
+        """Return what padding adds to the real tokens: 1.031 -> "3.1%"; empty where the candidate does not fit."""
         return "" if self.padding is None else f"{100 * (self.padding - 1):.1f}%"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRow:
-    """A row that does not fit alone, whichever way the run goes."""
+    """Hold a row that does not fit alone in any strategy."""
 
     key: int  # 0-based row number in the source
     num_tokens: int
-    total_bytes: int  # reserved and outside, alone, in the way that takes the least
+    total_bytes: int  # reserved and outside, alone, in the strategy that takes the least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhasePlan:
-    """A stretch of the run with one effective batch, and what its steps take.
+    """Hold a stretch of the run with one effective batch, and what its steps take.
 
-    Where the batch follows what is measured, a size that it may have: then nobody knows when, and for how long.
+    Where the batch follows what is measured, it is a size that the batch may have; when is not known.
     """
 
     size: int  # rows of a step
@@ -246,11 +246,11 @@ class PhasePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """The plan of one training run."""
+    """Hold the plan of one training run."""
 
     budget: Budget
     lengths: LengthSummary
-    effective_batch_size: int  # rows of an update; the most of them where that moves, for which the candidates are cut
+    effective_batch_size: int  # rows of an update; the most where that moves, for which the candidates are made
     total_steps: int | None  # None: as measured while training, see steps_between
     candidates: tuple[Candidate, ...]
     chosen: Candidate | None  # None: none fits
@@ -270,9 +270,9 @@ class TrainingPlan:
     seconds_between: tuple[float, float] | None = None  # without evaluation
 
     def __repr__(self) -> str:
-        """What is taken, and what that takes; all else stands in the attributes."""
+        """Return what is chosen, and what that takes; all else is in the attributes."""
         least = f"{self.smallest_batch_size:,} to " if self.batch_moves else ""
-        steps = "as many steps as is measured" if self.total_steps is None else format_count(self.total_steps, "step")
+        steps = "steps as measured" if self.total_steps is None else format_count(self.total_steps, "step")
         rows = format_count(self.effective_batch_size, "row")
         head = f"TrainingPlan: {steps}, updates of {least}{rows}, on {self.budget.device}"
         if self.chosen is None or self.chosen.total_bytes is None:
@@ -285,39 +285,39 @@ class TrainingPlan:
             [
                 head,
                 f"{self.chosen.way}: {taken}, about {time_taken} without evaluation ({self.reason})",
-                f"{len(self.candidates)} ways were looked at (.candidates), {num_fit} fit",
+                f"{len(self.candidates)} strategies were looked at (.candidates), {num_fit} fit",
             ]
         )
 
     @property
     def batch_moves(self) -> bool:
-        """Whether updates are to have several sizes, apart from the last one of an epoch."""
+        """Return whether updates have several sizes, apart from the last one of an epoch."""
         return self.smallest_batch_size not in (None, self.effective_batch_size)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Updates in one pass over the rows, of the most rows that they have; the last one takes what is left."""
+        """Return the updates in one pass over the rows, of the most rows they have; the last takes what is left."""
         return -(-self.lengths.num_rows // self.effective_batch_size)
 
     @property
     def least_seconds(self) -> float:
-        """What the run takes at the least; 0 where nothing is known."""
+        """Return the least seconds that the run takes; 0 where nothing is known."""
         return self.seconds_between[0] if self.seconds_between is not None else self.seconds or 0.0
 
     @property
     def is_ample(self) -> bool:
-        """Whether there is so much more than it needs that no prediction is off by enough to matter."""
+        """Return whether there is so much more than it needs that no prediction is off by enough to matter."""
         if self.chosen is None or self.chosen.total_bytes is None:
             return False
         return self.chosen.total_bytes <= AMPLE_SHARE * self.budget.limit_bytes
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the plan for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> TrainingPlan:
-        """What `as_dict` gave, read back from JSON; of anything else a KeyError, TypeError or ValueError."""
+        """Read back from JSON what `as_dict` gave; anything else raises KeyError, TypeError or ValueError."""
         chosen, costs = saved["chosen"], saved["costs"]
         lengths = saved["lengths"]
         return cls(
@@ -361,7 +361,7 @@ def _candidate(saved: Mapping[str, Any]) -> Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthSummary:
-    """Tokens of the rows."""
+    """Hold a summary of the tokens of rows."""
 
     num_rows: int
     num_tokens: int
@@ -374,7 +374,7 @@ class LengthSummary:
 
 
 def summarize_lengths(lengths: ArrayLike) -> LengthSummary:
-    """lengths: tokens of each of at least one row."""
+    """Return the summary of at least one row. lengths: tokens of each."""
     tokens = np.asarray(lengths, dtype=np.int64)
     assert len(tokens), "there is no summary of no rows"
     p50, p90, p99 = (int(np.percentile(tokens, share, method="inverted_cdf")) for share in (50, 90, 99))

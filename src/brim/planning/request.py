@@ -1,4 +1,4 @@
-"""Say what a job of generation is: a configuration, a device, the lengths of its prompts, and which engine runs it."""
+"""Describe a job of generation: a configuration, a device, the lengths of its prompts, and which engine runs it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SECTIONS = {"precision", "adapter", "quantization", "initialize", "model_parame
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """A job that is to be planned."""
+    """Describe a job that is to be planned."""
 
     config: Config  # resolved for the device
     folder: ModelFolder
@@ -48,7 +48,7 @@ class GenerationRequest:
 
     @property
     def is_slots(self) -> bool:
-        """Whether the cache is one as of brim's own engine, that rows enter and leave."""
+        """Return whether the cache is as of brim's own engine: one that rows enter and leave."""
         return self.engine != "static"
 
     @property
@@ -61,22 +61,22 @@ class GenerationRequest:
 
     @cached_property
     def alone_reason(self) -> str:
-        """Why rows go one by one, where they do."""
+        """Return why rows go one by one, where they do."""
         return "" if self.is_slots else StaticEngine.why_alone(self.settings)
 
     @property
     def most_rows(self) -> int:
-        """Rows that can run together at all."""
+        """Return how many rows can run together at all."""
         return 1 if self.alone_reason else min(self.fixed_rows or MemoryRoom.MOST_ROWS, len(self.lengths))
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those of transformers, but for the tokens that end a text."""
+        """Return the settings of transformers, but for the tokens that end a text."""
         return generation_settings(self.config.generation, pad_id=0, end_ids=[0])
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What measurements of the model's memory hold for."""
+        """Return all that measurements of the model's memory depend on."""
         generation = self.config.generation
         return {
             "phase": "generate",
@@ -92,7 +92,7 @@ class GenerationRequest:
 
     @property
     def calibrations(self) -> Calibrations:
-        """What was measured of this model on this device."""
+        """Return what was measured of this model on this device."""
         return Calibrations(cache_folder(), self.facts)
 
 
@@ -150,7 +150,7 @@ def _engine(config: Config, architecture: PretrainedConfig) -> tuple[str, str]:
     return ("static", against) if against else ("slots", _USUAL if asked == "auto" else "generation.engine")
 
 
-_USUAL = "nothing that is asked needs another"
+_USUAL = "the configuration needs no other"
 
 
 def rows_by_hand(config: Config) -> int | None:

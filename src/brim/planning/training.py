@@ -1,7 +1,7 @@
-"""Plan one training run: trace and partition each open strategy, and take one.
+"""Plan one training run: trace and partition each open strategy, and choose one.
 
-What runs have measured of their memory is kept for the plans of later ones. Notes say what a plan cannot promise
-because something is dropped at random.
+The memory that runs have measured is kept for the plans of later ones. Notes say what a plan cannot promise
+because of dropout.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FIRST_ROWS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan, and the keys that said `auto`."""
+    """Hold a plan, and the values in place of `auto`."""
 
     plan: TrainingPlan
     choices: tuple[Choice, ...]
@@ -57,7 +57,7 @@ class Planned:
 def plan_run(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -> Planned:
     """Return the plan that an earlier run made for the same work, or a new one.
 
-    every_way: look at ways, too, that cannot be better than the one that is taken, to show what they would cost.
+    every_way: look also at strategies that cannot be better than the chosen one, to show what they would cost.
     Raises ConfigError where the effective batch moves as it cannot.
     """
     if request.is_bounded_by_memory:
@@ -71,11 +71,11 @@ def plan_run(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -
 
 
 def _bounded_by_memory(request: PlanRequest, *, replan: bool, say: Say) -> Planned:
-    """Return the plan of sizes that fit at once in the very way that is taken for them.
+    """Return the plan of sizes that fit at once in the very strategy that is chosen for them.
 
-    Smaller sizes may be faster in a way that takes more memory, in which fewer rows fit: the bound falls until it is
-    that of its own plan, once a way at most. A batch that memory is to size is planned for some rows first: the cut of
-    all rows at once would take long.
+    Smaller sizes may be faster in a strategy that takes more memory, in which fewer rows fit: the bound falls until it
+    is that of its own plan, once a strategy at most. A batch that memory is to size is planned for some rows first:
+    partitioning all rows at once would take long.
     """
     found, bound, most = request, None, len(request.rows)
     if request.is_sized_by_memory:
@@ -161,9 +161,9 @@ def _made(
     is_kept: bool,
     say: Say,
 ) -> TrainingPlan:
-    """Look at the ways in the order of preference; one that more memory would not make faster ends the search.
+    """Look at the strategies in the order of preference; one that more memory would not make faster ends the search.
 
-    Those after it are looked at to be shown, and not taken: a run does not look at them.
+    Those after it are looked at only to be shown, where `every_way` asks for it.
     """
     known: list[WayCosts] = []
     candidates: list[Candidate] = []
@@ -254,7 +254,7 @@ def _helps(
         by_length = [candidate(way, replace(task, fixed_rows=None), budget) for way in known]
         least = min((each.total_bytes for each in by_length if each.total_bytes is not None), default=None)
         if least is not None:
-            enough.append(f"micro-batches cut by length ({format_bytes(least)}): trainer.batch_size: auto")
+            enough.append(f"micro-batches by length ({format_bytes(least)}): trainer.batch_size: auto")
     fitting = [each.longest_that_fits for each in candidates if each.longest_that_fits is not None]
     if fitting:
         enough.append(f"rows of {format_count(max(fitting), 'token')}: preprocessing.global_max_sequence_length")
@@ -262,7 +262,7 @@ def _helps(
     less = (
         each.not_enough(room_bytes) for each in found if task.fixed_rows is not None or each.total_bytes < now_bytes
     )
-    return tuple(enough) or (*less, "a smaller model: `brim memory --compare` shows what each way takes")
+    return tuple(enough) or (*less, "a smaller model: `brim memory --compare` shows what each strategy takes")
 
 
 def _too_long(request: PlanRequest, candidates: Sequence[Candidate], known: Sequence[WayCosts]) -> tuple[LongRow, ...]:
@@ -281,13 +281,13 @@ def _too_long(request: PlanRequest, candidates: Sequence[Candidate], known: Sequ
 
 
 def _choices(request: PlanRequest, plan: TrainingPlan) -> tuple[Choice, ...]:
-    """Return what the configuration leaves open. Chunks are taken wherever the plan is not against them."""
+    """Return what the configuration leaves open. The loss is in chunks wherever the plan is not against them."""
     chosen, reason = plan.chosen, plan.reason
     key = "trainer.enable_gradient_checkpointing"
     choices = [largest_choice(request)] if request.is_sized_by_memory else []
     is_open = request.trainer.enable_gradient_checkpointing == "auto"
     if chosen is None:
-        why = "no way fits, and this takes the least"
+        why = "no strategy fits, and this takes the least"
         return (*choices, Choice(key=key, value=True, reason=why)) if is_open else tuple(choices)
     if is_open:
         choices.append(Choice(key=key, value=chosen.way.gradient_checkpointing, reason=reason))
@@ -298,10 +298,10 @@ def _choices(request: PlanRequest, plan: TrainingPlan) -> tuple[Choice, ...]:
 
 
 def too_long(plan: TrainingPlan) -> list[Problem]:
-    """Say why a run does not begin whose rows do not fit."""
+    """Return why a run whose rows do not fit does not begin."""
     shown = plan.too_long[:_MOST_ROWS_NAMED]
     if not shown:
-        return [Problem(what=f"no way to train fits: {plan.reason}", fix="; or ".join(plan.helps))]
+        return [Problem(what=f"no training strategy fits: {plan.reason}", fix="; or ".join(plan.helps))]
     more = f"; {len(plan.too_long):,} rows in all" if len(plan.too_long) > len(shown) else ""
     there = format_bytes(plan.budget.limit_bytes - plan.budget.margin_bytes)
     named = ", ".join(f"row {row.key} ({format_count(row.num_tokens, 'token')})" for row in shown)
@@ -313,7 +313,7 @@ def too_long(plan: TrainingPlan) -> list[Problem]:
 _SECTIONS = {"precision", "adapter", "quantization", "initialize", "model_parameters"}
 
 
-_TENTHS = 10  # predictions take all tokens for supervised: runs are compared where about as many are
+_TENTHS = 10  # predictions take all tokens for supervised, so runs are compared where about as many are
 
 
 def calibrations_of(request: PlanRequest) -> Calibrations:
@@ -364,14 +364,14 @@ def _uncorrected(costs: Costs, predicted_bytes: int) -> int:
 
 
 def _outside_bytes(device: torch.device) -> int | None:
-    """Return what of a GPU is neither free nor PyTorch's: the context, libraries, other processes."""
+    """Return the part of a GPU that is neither free nor PyTorch's: the context, libraries, other processes."""
     if device.type != "cuda":
         return None
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return int(total_bytes - free_bytes - torch.cuda.memory_reserved(device))
 
 
-_ALIKE = "cut otherwise, under another memory, the losses are alike and not equal"
+_ALIKE = "partitioned differently, under another memory, the losses are close and not equal"
 
 
 def dropout_notes(config: Config, base: Mapping[str, Any]) -> Iterator[str]:
@@ -384,7 +384,7 @@ def dropout_notes(config: Config, base: Mapping[str, Any]) -> Iterator[str]:
     rate = 0.0 if adapter is None else adapter.dropout
     if rate and not trainer.dropout_by_row:
         yield (
-            f"adapter.dropout {rate:g} is drawn for the rows that go together: {_ALIKE}. "
+            f"adapter.dropout {rate:g} is drawn for each micro-batch: {_ALIKE}. "
             "trainer.dropout_by_row: true makes them equal"
         )
     if trainer.dropout_by_row and not rate:

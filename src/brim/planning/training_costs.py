@@ -1,9 +1,7 @@
 """Trace one strategy: its memory and its time for every shape that the rows can make.
 
-`PlanRequest` is what a plan is asked for: a configuration, a device and rows. `time_advice` says what would make a
-step faster, given what it is bound by.
-
-For the same work on the same device a plan is not made twice: it is kept for later runs.
+`PlanRequest` holds what is to be planned: a configuration, a device and rows. `PlanCache` keeps plans, so that for the
+same work on the same device none is made twice. `time_advice` says what would make a step faster.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ _SHORT_PERCENT = 10  # of the rows are shorter than what is taken for short
 def traced(
     request: PlanRequest, way: Way, budget: Budget, correction: Correction, *, is_kept: bool, say: Say
 ) -> WayCosts:
-    """Trace the few shapes that it takes. is_kept: on disk, where earlier plans have left theirs.
+    """Return the costs of a strategy by a few traces. is_kept: on disk, where earlier plans have left theirs.
 
     Raises UntraceableError for an architecture that cannot be traced.
     """
@@ -122,7 +120,7 @@ def _time(request: PlanRequest, traces: Traces) -> TimeEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """A training run that is to be planned."""
+    """Describe a training run that is to be planned."""
 
     config: Config  # resolved for the device, but for what a plan decides
     folder: ModelFolder
@@ -131,7 +129,7 @@ class PlanRequest:
     is_at_hand: bool  # the run will take place on this very device
     rows: TokenRows
     length: RunLength
-    has_begun: bool = False  # it goes on as it was begun: nothing but its cuts is open
+    has_begun: bool = False  # it goes on as it was begun: nothing but its partition is open
     is_sized_by_memory: bool = False  # its effective batch is the largest that fits, of those up to its own
 
     @property
@@ -141,18 +139,18 @@ class PlanRequest:
 
     @property
     def is_bounded_by_memory(self) -> bool:
-        """Whether the sizes that it asks for depend on how many rows fit together."""
+        """Return whether the sizes that it asks for depend on how many rows fit together."""
         return self.is_sized_by_memory or (self.trainer.batch_increase_function is not None and not self.has_begun)
 
     @cached_property
     def order(self) -> NDArray[np.int64]:
-        """Positions of the rows as the first epoch takes them; each epoch has another order, of the same kind."""
+        """Return the rows' positions as the first epoch takes them; each epoch has another order, of the same kind."""
         num_rows, seed = len(self.rows), self.config.random_seed
         return rows_of_step(num_rows=num_rows, seed=seed, consumed_samples=0, size=num_rows)[1]
 
     @cached_property
     def task(self) -> Task:
-        """What the run is to do, whichever way it goes."""
+        """Return what the run is to do, whatever the strategy."""
         batch_size = self.trainer.batch_size
         effective = min(self.length.largest_size, len(self.rows))
         return Task(
@@ -182,7 +180,7 @@ _STEP = 1.03  # budgets within 3% of each other share a plan: memory that happen
 _ALIKE = 0.01  # as in planning/calibration.py: a correction by less changes nothing
 
 
-# What decides neither memory nor time of a training step but by way of the rows' lengths, which count for themselves.
+# These keys affect a training step's memory and time through the rows' lengths alone, which count for themselves.
 _IRRELEVANT = {
     "base_model",  # its config.json counts
     "input_features",
@@ -224,7 +222,7 @@ _IRRELEVANT_TO_STEPS = {
 
 
 class PlanCache:
-    """The plan of one piece of work under a budget, if an earlier run made it. `note`: what was wrong with the file."""
+    """Keep the plan of one piece of work under a budget. `note`: what was wrong with the file, if anything was."""
 
     def __init__(self, folder: Path, facts: Mapping[str, Any], budget: Budget) -> None:
         self._cache = Cache(folder, _KIND)
@@ -269,12 +267,12 @@ class PlanCache:
 
 
 def _is_ample(plan: TrainingPlan) -> bool:
-    """Whether the first way that was looked at was taken, and cut as if there were no limit."""
+    """Return whether the first strategy was chosen, and partitioned as if there were no limit."""
     return plan.candidates == (plan.chosen,) and not plan.candidates[0].cap_binds
 
 
 def _under(plan: TrainingPlan, budget: Budget) -> TrainingPlan | None:
-    """Return an ample plan under another budget, with the same cuts; None where it does not fit."""
+    """Return an ample plan under another budget, with the same partition; None where it does not fit."""
     chosen = plan.chosen
     if chosen is None or chosen.total_bytes is None:
         return None
@@ -311,31 +309,31 @@ _WORTH_SAYING = 0.02
 
 
 def time_advice(estimate: TimeEstimate, shapes: Sequence[Shape]) -> tuple[str, ...]:
-    """Return sentences for people. shapes: the micro-batches of typical steps, (rows, tokens of each)."""
+    """Return what would make steps faster. shapes: the micro-batches of typical steps, (rows, tokens of each)."""
     parts = estimate.parts(shapes)
     bound_by, share = parts.bound_by, parts.shares[parts.bound_by]
     less = less_when_doubled(estimate, shapes)
     doubled = "micro-batches of twice the rows would "
-    doubled += f"take {less:.0%} less time a token" if less >= _WORTH_SAYING else "not make it faster"
-    if bound_by == "arithmetic":
-        said = (
-            f"a step is bound by arithmetic ({share:.0%} of its time): {doubled}, and 4-bit weights save "
-            "memory, not time"
-        )
-    elif bound_by == "memory traffic":
-        said = (
-            f"a step is bound by memory traffic ({share:.0%} of its time): {doubled}; 4-bit weights "
-            "alone save none, since each product writes them out in half precision first"
-        )
-    else:
-        said = (
-            f"a step is bound by the host, which starts kernels ({share:.0%} of its time): {doubled}; a "
-            "device that computes faster would not help"
-        )
-    anew = estimate.recomputed(shapes)
-    if anew < _WORTH_SAYING:
-        return (said,)
-    return said, f"activation checkpointing computes {anew:.0%} of the time anew: memory that is free goes there first"
+    doubled += f"take {less:.0%} less time per token" if less >= _WORTH_SAYING else "not make it faster"
+    what, more = {
+        "arithmetic": ("arithmetic", ", and 4-bit weights save memory, not time"),
+        "memory traffic": (
+            "memory traffic",
+            "; 4-bit weights alone save none, since each product writes them out in half precision first",
+        ),
+        "launches": (
+            "the host, which starts kernels",
+            "; a device that computes faster would not help",
+        ),
+    }[bound_by]
+    advice = (f"a step is bound by {what} ({share:.0%} of its time): {doubled}{more}",)
+    recomputed = estimate.recomputed(shapes)
+    if recomputed < _WORTH_SAYING:
+        return advice
+    more = (
+        f"activation checkpointing spends {recomputed:.0%} of the time on recomputing: with free memory, drop it first"
+    )
+    return (*advice, more)
 
 
 def less_when_doubled(estimate: TimeEstimate, shapes: Sequence[Shape]) -> float:

@@ -1,6 +1,6 @@
-"""Say a plan in a few lines, as `brim train` and `brim predict` print it before they begin.
+"""Describe a plan in a few lines, as `brim train` and `brim predict` print it before they begin.
 
-The words for a plan's figures are shared by its table and its short form.
+A plan's table and its short form share the words for its figures.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from brim.units import format_bytes, format_count, format_seconds
 
 
 def generation_words(plan: GenerationPlan) -> dict[str, str]:
-    """Return what is said of a plan's figures: engine, rows, peak, budget, time, and `would` where somebody gave rows.
+    """Return a plan's figures in words: engine, rows, peak, budget, time, and `would` where the rows were given.
 
-    Time is as if every response took all of its tokens; it is no bound, and does not say so.
+    The time is as if every response took all of its tokens; it is an estimate and not a bound.
     """
     first, budget = plan.shapes[0], plan.budget
     limit = _limit_in_words(budget)
@@ -30,12 +30,12 @@ def generation_words(plan: GenerationPlan) -> dict[str, str]:
     }
     if plan.would_take is not None:
         rows = format_count(plan.would_take, "row")
-        words["would"] = f"by itself the plan would take {rows} ({plan.would_take_reason})"
+        words["would"] = f"without a configured number the plan would take {rows} ({plan.would_take_reason})"
     return words
 
 
 def generation_lines(plan: GenerationPlan) -> Iterator[str]:
-    """Yield how many rows run together and why, memory and time, a note each; and what is worth knowing."""
+    """Yield a note each on how many rows run together and why, on memory and time, and what else is worth knowing."""
     words = generation_words(plan)
     rows = words["rows"]
     yield planned("batch", f"{rows}; engine {words['engine']}", short=rows)
@@ -51,7 +51,7 @@ def generation_lines(plan: GenerationPlan) -> Iterator[str]:
 
 
 def training_words(plan: TrainingPlan) -> dict[str, str]:
-    """Return what is said of a plan's figures: batch, budget, time, and `schedule` where the batch moves.
+    """Return a plan's figures in words: batch, budget, time, and `schedule` where the batch moves.
 
     batch: the rows of an update: "32 rows", or "8 to 512 rows" where that moves; seconds: of a run that fits.
     """
@@ -67,10 +67,10 @@ def training_words(plan: TrainingPlan) -> dict[str, str]:
 
 
 def short_plan(plan: TrainingPlan, *, phase_notes: Collection[str] = ()) -> list[str]:
-    """Return the way that is taken, its memory and its time, and what is worth knowing, a note each.
+    """Return the chosen strategy, its memory and its time, and what is worth knowing, a note each.
 
-    phase_notes: what of the plan's advice says that the effective batch moves otherwise than was asked for. What would
-    make the way faster is a detail: the way has been chosen.
+    phase_notes: the plan's advice that says that the effective batch moves otherwise than was asked for. What would
+    make the strategy faster is a detail: it has been chosen.
     """
     on_speed = () if plan.chosen is None else plan.chosen.advice
     return [
@@ -89,8 +89,8 @@ def _generation_time(plan: GenerationPlan) -> str:
         return "not known"
     tokens = "token" if plan.max_new_tokens == 1 else "tokens"
     return (
-        f"about {format_seconds(plan.seconds)} (estimated), were every response {plan.max_new_tokens:,} {tokens} long, "
-        "and what loading and starting take"
+        f"about {format_seconds(plan.seconds)} (estimated) if every response is {plan.max_new_tokens:,} {tokens} long, "
+        "plus loading and starting"
     )
 
 
@@ -100,7 +100,7 @@ def _facts(plan: TrainingPlan) -> Iterator[Note]:
     words, chosen = training_words(plan), plan.chosen
     if chosen is None:
         leanest = min(plan.candidates, key=lambda each: each.single_row_bytes)
-        yield planned("batch", f"no way fits{source}; {leanest.way}: {leanest.reason}")
+        yield planned("batch", f"no strategy fits{source}; {leanest.way}: {leanest.reason}")
         yield planned("memory", words["budget"])
         return
     assert chosen.widest is not None, "it fits"
@@ -124,7 +124,7 @@ def _limit_in_words(budget: Budget) -> str:
 
 
 def _budget_in_words(budget: Budget) -> str:
-    """Return what there is, and what of it PyTorch does not get."""
+    """Return the budget, and the part of it that PyTorch does not get."""
     return (
         f"{format_bytes(budget.limit_bytes)} ({budget.limit_reason}), less "
         f"{format_bytes(budget.outside_bytes)} outside PyTorch and a margin of "
@@ -146,7 +146,7 @@ def _batch_in_words(plan: TrainingPlan) -> str:
 
 def _schedule_in_words(plan: TrainingPlan) -> str:
     if plan.steps_between is not None:
-        return f"{_batch_in_words(plan)}, by the noise that is measured while training"
+        return f"{_batch_in_words(plan)}, by the noise measured while training"
     over = f"in {format_count(plan.num_phases, 'phase')} over {format_count(plan.total_samples, 'sample')}"
     if not plan.phases:
         return f"{_batch_in_words(plan)} {over}"

@@ -1,4 +1,4 @@
-"""Correct predictions by the peaks that earlier runs measured on the same device.
+"""Keep the peaks that runs measured, and correct later predictions on the same device by them.
 
 What a shape adds to what is there whatever the shape is scaled; what lies outside PyTorch is replaced by what was
 seen. The static bytes are not scaled: they are counted tensor by tensor.
@@ -21,10 +21,10 @@ _KIND = "calibrations"
 _MOST_RUNS = 8  # the newest ones count; drivers and libraries change
 
 
-LEAST_SCALE, MOST_SCALE = 0.5, 2.0  # what is off by more is another mistake than that of a model
+LEAST_SCALE, MOST_SCALE = 0.5, 2.0  # what is off by more is not a mistake of the model
 
 
-# Of the budget that a peak must add to tell something: below it pages, caches and workspaces outweigh the shape.
+# The share of a peak that its shape must add to count: below it pages, caches and workspaces outweigh the shape.
 _TELLING_SHARE = 0.05
 
 
@@ -41,7 +41,7 @@ Peak: TypeAlias = tuple[int, int]  # of a step or a probe: allocated as predicte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPeaks:
-    """What one run has to say."""
+    """Hold what one run has measured."""
 
     scale: float  # measured over predicted, of what the shapes add; of the step in which it was most
     outside_bytes: int | None  # the most that was seen outside PyTorch's allocator; None: nobody looked
@@ -50,7 +50,7 @@ class RunPeaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """What later plans take into account."""
+    """Hold what later plans take into account."""
 
     scale: float = 1.0
     outside_bytes: int | None = None  # None: what is usual for the device
@@ -58,7 +58,7 @@ class Correction:
 
     @property
     def reason(self) -> str:
-        """For people; empty where nothing has been measured."""
+        """Return the correction for people; empty where nothing has been measured."""
         if not self.num_runs:
             return ""
         runs = format_count(self.num_runs, "run")
@@ -66,7 +66,7 @@ class Correction:
 
 
 def of_run(peaks: Sequence[Peak], *, static_bytes: int, outside_bytes: int | None = None) -> RunPeaks | None:
-    """Return what the peaks of one run say; None where no shape added enough to tell.
+    """Return what the peaks of one run say; None where no shape added enough to count.
 
     The largest ratio counts, since a plan must hold for every step; that of peaks far below the largest one does not.
     """
@@ -106,11 +106,11 @@ def combined(runs: Sequence[RunPeaks]) -> Correction:
 
 
 class Calibrations:
-    """Kept on disk for each device, model and versions. `note`: what was wrong with it, if anything was.
+    """Keep measured peaks on disk, by device, model and versions. `note`: what was wrong with the file, if anything.
 
     facts: what a correction depends on: the device's name, the model's config.json, adapter, precision, quantization,
     versions, and the share of tokens that are supervised, in coarse steps, since predictions take all for supervised;
-    not the way, nor the rows.
+    neither the strategy nor the rows.
     """
 
     def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:

@@ -34,7 +34,7 @@ _LENGTH_STEP = 64  # prompts' lengths are rounded up to it, so that other data o
 _SHARE_OF_SHORT_PROMPTS = 10  # percent
 
 
-_MUCH_SHORTER = 0.75  # of the longest prompt; below it a length gets samples of its own
+_MUCH_SHORTER = 0.75  # of the longest prompt; shorter ones get samples of their own
 
 
 _PASS_TOKENS = 1024  # of a pass over several prompts; more make none faster: see `prefill_tokens`
@@ -46,7 +46,7 @@ _FEW_ROWS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheModel:
-    """What generation of one configuration costs on one device."""
+    """Predict what generation of one configuration costs on one device."""
 
     costs: CacheCosts  # every prompt passes alone, until somebody says how many tokens pass together
     times: PassTimes
@@ -55,7 +55,7 @@ class CacheModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Region:
-    """The shapes that a plan may ask for."""
+    """Bound the shapes that a plan may ask for."""
 
     longest: int  # tokens of a prompt
     short: int  # tokens of the shortest prompts that matter
@@ -157,7 +157,7 @@ def _lines(traces: Traces, where: _Region) -> list[list[_Sample]]:
 
 
 def _most_rows(first: _Sample, where: _Region) -> int:
-    """Return the rows of the shortest columns that matter that the cap has room for by the cache alone; at least 2."""
+    """Return how many rows of the shortest prompts fit under the cap by the cache alone; at least 2."""
     shape, numbers = first[0], first[1].numbers
     held_bytes = numbers["held"] - numbers["loaded"]
     cell_bytes = (held_bytes or numbers["step"]) / (shape.rows * shape.columns)
@@ -198,7 +198,7 @@ def _surface(lengths: Sequence[int], lines: Sequence[Sequence[_Point]]) -> Surfa
     )
 
 
-_SHARE = 0.1  # of what there is beside the weights: what prompts' passes take, no cache can have
+_SHARE = 0.1  # of the memory beside the weights: what passes over prompts take, the cache cannot have
 
 
 _LEAST = 64  # tokens; below it a pass takes as long as one of so many on any device
@@ -225,7 +225,7 @@ def _bytes(costs: CacheCosts, tokens: int, longest: int) -> float:
     return costs.scale * float(costs.prefill(max(tokens // length, 1), length))
 
 
-WORTH = 0.02  # of the time of a row's token; rows that save less only make the last ones wait for each other
+WORTH = 0.02  # of the time of a row's token; rows that save less only wait for each other at the end
 
 
 _PASSES = tuple(2**power for power in range(6, 13))  # tokens of a pass over prompts that are compared
@@ -236,7 +236,7 @@ _GAIN = 0.1  # of the time of a token; larger passes that save less are not wort
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTimes:
-    """The seconds of passes: N tokens of prompts of T, and N rows of T columns."""
+    """Predict the seconds of passes: over N tokens of prompts of T, and over N rows of T columns."""
 
     prefill: WorkLaw
     step: WorkLaw

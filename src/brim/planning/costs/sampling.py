@@ -39,7 +39,7 @@ _FAR_APART = 4.0  # lengths of which one is so many times the other have a line 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A shape that was traced."""
+    """Hold a shape that was traced."""
 
     rows: int
     tokens: int  # of each row
@@ -52,7 +52,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """The shapes that a plan may ask for."""
+    """Bound the shapes that a plan may ask for."""
 
     longest: int  # tokens of a row
     short: int  # tokens of the shortest rows that matter
@@ -149,14 +149,14 @@ def through(surface: Surface, number: int, length: int, value: int) -> Surface:
 
 
 class _Peaks:
-    """Traces as they are asked for, each once."""
+    """Trace shapes as they are asked for, each once."""
 
     def __init__(self, peak: Callable[[int, int], int], where: Region) -> None:
         self._peak, self._where = peak, where
         self._seen: dict[tuple[int, int], Sample] = {}
         self._base = self.sample(1, LEAST_TOKENS).peak_bytes
         self._chunk = where.chunk_positions
-        # A row of one full chunk: where all rows are longer, their lines have no sample there.
+        # One row of one full chunk: where all rows are longer, their lines have no sample there.
         self._kink = self.sample(1, self._chunk + 1) if 1 < self._chunk < where.longest - 1 else None
 
     def sample(self, rows: int, tokens: int) -> Sample:

@@ -29,7 +29,7 @@ _A_LINE = 24  # samples: neighbours differ by less than a factor of two
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeEstimate:
-    """Seconds of a micro-batch's forward and backward pass."""
+    """Predict the seconds of a micro-batch's forward and backward pass."""
 
     surface: Surface
     law: WorkLaw
@@ -41,7 +41,7 @@ class TimeEstimate:
         return roofline(self.law, self.speed, rows * lengths, lengths)
 
     def recomputed(self, shapes: Sequence[Shape]) -> float:
-        """Return the share of their time that goes into computing activations anew."""
+        """Return the share of their time that goes into recomputing activations."""
         rows, lengths = np.array(shapes, dtype=np.float64).T
         parts = (self.law, self.law.of("recompute"))
         total, again = (float(roofline(law, self.speed, rows * lengths, lengths).total_s.sum()) for law in parts)
@@ -80,7 +80,7 @@ def _spread(first: int, last: int, number: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Seconds of S shapes by what they are bound by."""
+    """Hold the seconds of S shapes by what they are bound by."""
 
     seconds: Mapping[BoundBy, NDArray[np.float64]]  # each [S]; launches: Python, the dispatcher, the start of kernels
 
@@ -90,14 +90,14 @@ class Parts:
 
     @property
     def shares(self) -> dict[BoundBy, float]:
-        """Of the time of all shapes together: 1 in all."""
+        """Return the shares of the time of all shapes together: 1 in all."""
         sums = {name: float(each.sum()) for name, each in self.seconds.items()}
         total = sum(sums.values())
         return {name: each / total for name, each in sums.items()}
 
     @property
     def bound_by(self) -> BoundBy:
-        """The largest share."""
+        """Return what takes the largest share."""
         shares = self.shares
         return max(shares, key=lambda name: shares[name])
 
@@ -141,7 +141,7 @@ _LEAST_TOKENS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkLaw:
-    """FLOPs, bytes and kernels of each place as a + b·N + c·N·T, N = rows × T tokens.
+    """Predict FLOPs, bytes and kernels of each place as a + b·N + c·N·T, N = rows × T tokens.
 
     Of a transformer that is exact: weights are read once whatever the shape, what a token does is N's, and scores of
     attention are N·T's. The loss in chunks starts its kernels in steps of a chunk, which this draws as a line.

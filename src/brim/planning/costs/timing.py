@@ -23,7 +23,7 @@ from brim.units import format_seconds
 def time_shapes(
     timing: Timing, run: Callable[[int, int], None], clock: Callable[[], float], *, predicted: Surface
 ) -> tuple[TimeSample, ...]:
-    """The shapes that could be timed before the time was up.
+    """Return the shapes that could be timed before the time was up.
 
     run: forward and backward pass of (rows, tokens), which leaves no trace; what it raises is passed on. clock:
     seconds, once all that was asked of the device is done. predicted: seconds by the estimate; how far it was off so
@@ -53,7 +53,7 @@ def _timed(run: Callable[[int, int], None], clock: Callable[[], float], rows: in
 
 
 def _off_by(samples: list[TimeSample], predicted: Surface) -> float:
-    """Measured over predicted, of the largest shape so far."""
+    """Return measured over predicted, of the largest shape so far."""
     if not samples:
         return 1.0
     largest = max(samples, key=lambda sample: sample.num_tokens)
@@ -77,7 +77,7 @@ _TOLERANCE = 1.345  # of the noise, from where on a sample counts less: Huber (1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSample:
-    """A shape that was timed, once its first call, which warms up, was over."""
+    """Hold a shape that was timed, once its first call, which warms up, was over."""
 
     rows: int
     length: int  # tokens of each row, padding included
@@ -89,13 +89,13 @@ class TimeSample:
 
     @property
     def median_s(self) -> float:
-        """Of two the smaller: what disturbs a call makes it longer."""
+        """Return the median; of two the smaller, since what disturbs a call makes it longer."""
         return median_low(self.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeFit:
-    """Seconds of a micro-batch as s·estimate + a + b·N + c·N·T + Σ d·max(N − n, 0); N = rows × T tokens.
+    """Predict a micro-batch's seconds as s·estimate + a + b·N + c·N·T + Σ d·max(N − n, 0); N = rows × T tokens.
 
     None of the terms is negative, so it is convex in N and rises no slower for longer rows, as the estimate does. Few
     samples settle how much slower the device is than estimated; more of them a floor, slopes by tokens and length, and
@@ -112,7 +112,7 @@ class TimeFit:
     num_samples: int
 
     def surface(self, *, shortest: int, longest: int, most_rows: int) -> Surface:
-        """For rows of these lengths; exact, since all of it is straight between bends."""
+        """Return the surface for rows of these lengths; exact, since all terms are straight between bends."""
         most = most_rows * longest
         tokens = sorted({*map(int, self.estimated.kinks), *(bend for bend, _ in self.bends), most})
         lengths = sorted({*self.estimated.lengths, shortest, longest})
@@ -125,7 +125,7 @@ class TimeFit:
         )
 
     def seconds(self, num_tokens: ArrayLike, length: float) -> NDArray[np.float64]:
-        """Of shapes of one length."""
+        """Return the seconds of shapes of one length."""
         tokens = np.asarray(num_tokens, dtype=np.float64)
         straight = self.fixed_s + (self.token_s + self.attention_s * length) * tokens
         bent = sum((slope * np.maximum(tokens - bend, 0) for bend, slope in self.bends), np.zeros(tokens.shape))
@@ -133,7 +133,7 @@ class TimeFit:
 
 
 def fit_time(samples: Sequence[TimeSample], estimated: Surface) -> TimeFit:
-    """Least squares of relative errors over the medians, in which outliers count less.
+    """Fit the medians by least squares of relative errors, in which outliers count less.
 
     Terms beside the estimate are taken up while they tell more than they cost by Akaike's criterion, corrected for few
     samples.
@@ -172,7 +172,7 @@ class _Solved:
 
 
 def _selected(terms: Mapping[_Term, NDArray[np.float64]], values: NDArray[np.float64]) -> _Solved:
-    """The best choice of straight terms, and then one bend after the other."""
+    """Return the best choice of straight terms, and then one bend after the other."""
     straight: tuple[_Term, ...] = ("fixed", "tokens", "attention")
     choices = [("estimate", *chosen) for size in range(len(straight) + 1) for chosen in combinations(straight, size)]
     best = min((_robust(choice, terms, values) for choice in choices), key=lambda each: each.criterion)
@@ -202,7 +202,7 @@ def _robust(
 
 
 def _criterion(losses: NDArray[np.float64], num_terms: int) -> float:
-    """AICc; infinite where there are too few samples to tell. Timings are not known better than _LEAST_NOISE."""
+    """Return AICc; infinite where there are too few samples. Timings are not known better than _LEAST_NOISE."""
     number, spare = len(losses), len(losses) - num_terms - 1
     if spare <= 0:
         return math.inf
@@ -211,7 +211,7 @@ def _criterion(losses: NDArray[np.float64], num_terms: int) -> float:
 
 
 def _not_negative(system: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares with no negative term: the active-set method of Lawson and Hanson (1974), chapter 23."""
+    """Return least squares with no negative term, by the active-set method of Lawson and Hanson (1974), chapter 23."""
     scale = np.abs(system).max(axis=0)
     scaled = system / scale
     solution = np.zeros(system.shape[1])
@@ -228,7 +228,7 @@ def _not_negative(system: NDArray[np.float64], wanted: NDArray[np.float64]) -> N
 def _within(
     system: NDArray[np.float64], wanted: NDArray[np.float64], start: NDArray[np.float64], free: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Least squares over the free terms, of which those that would turn negative are let go; changes `free`."""
+    """Return least squares over the free terms; those that would turn negative are taken out of `free`."""
     solution = start
     while free.any():
         aim = np.zeros(len(start))
@@ -244,7 +244,7 @@ def _within(
 
 
 def _between(num_tokens: NDArray[np.float64]) -> list[int]:
-    """Where the model may bend: at samples that have others on both sides."""
+    """Return where the model may bend: at samples that have others on both sides."""
     return [int(number) for number in np.unique(num_tokens)[1:-1]]
 
 
@@ -262,9 +262,9 @@ _LEAST_SHAPES = 4  # a floor, a slope by tokens, one by length, and one to see w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """What to time. Without shapes, `reason` says why not, and the estimate stays."""
+    """Say what to time. Without shapes, `reason` says why not, and the estimate stays."""
 
-    shapes: tuple[Shape, ...]  # (rows, tokens), the ones that tell most first
+    shapes: tuple[Shape, ...]  # (rows, tokens), the most informative first
     allowed_s: float
     reason: str
 
@@ -272,7 +272,7 @@ class Timing:
 def shapes_to_time(
     lengths: ArrayLike, *, costs: Costs, cap_bytes: int, most_rows: int, run_s: float, most_s: float = MOST_S
 ) -> Timing:
-    """Shapes that a run over rows of these lengths would use, all under the cap, and the seconds that they may take.
+    """Return shapes that a run over rows of these lengths uses, all under the cap, and the seconds that they may take.
 
     Their lengths are those of rows that there are. costs.time: an estimate, by which the first shapes are afforded.
     run_s: the run's estimated seconds, of which a small share may go into timing.
@@ -285,7 +285,7 @@ def shapes_to_time(
     ]
     needed_s = CALLS * sum(float(costs.seconds(rows, length)) for rows, length in shapes[:_LEAST_SHAPES])
     if len(shapes) < _LEAST_SHAPES:
-        return _none(allowed_s, f"only {len(shapes)} of the shapes that tell something fit under the cap")
+        return _none(allowed_s, f"only {len(shapes)} of the shapes worth timing fit under the cap")
     if needed_s > allowed_s:
         return _none(
             allowed_s,
@@ -296,7 +296,7 @@ def shapes_to_time(
 
 
 def _ladder(lengths: NDArray[np.int64], most_rows: int) -> list[Shape]:
-    """One row of short and of long length, as many tokens of short rows as of the long one, then ever more tokens.
+    """Return one row of short and of long length, as many tokens of short rows as of the long one, then ever more.
 
     The first four of them tell a floor, N, N·T and a rising slope apart, and all first ones do.
     """

@@ -45,7 +45,7 @@ _KEPT_RECORDINGS = 16  # of about 10 MB each for a model of 32 layers
 
 
 class TracedWorkload(Protocol):
-    """What brim runs, and how it is traced."""
+    """Describe what brim runs, and how it is traced."""
 
     config: ConfigWorkload
     facts: Mapping[str, object]  # all that its traces depend on, beside the device and the versions
@@ -62,7 +62,7 @@ class TracedWorkload(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is known of a shape."""
+    """Hold what is known of a shape."""
 
     numbers: Mapping[str, int]  # mostly bytes that PyTorch has allocated
     work: Mapping[str, WorkCount]  # kernels
@@ -70,18 +70,18 @@ class Found:
 
 @dataclass(slots=True, kw_only=True)
 class Known:
-    """What is known of a workload on one kind of device."""
+    """Hold what is known of a workload on one kind of device."""
 
     found: dict[Key, Found] = field(default_factory=dict)
     overheads_bytes: dict[str, int] = field(default_factory=dict)
 
 
 class Traces:
-    """What a workload takes on a device, of each shape that is asked for.
+    """Trace what a workload takes on a device, for each shape that is asked for.
 
     Bytes are those that PyTorch has allocated. Each row is as long as the others and supervised throughout, which is
-    the most that a shape can take. settings: None: PyTorch's defaults. folder: of the cache; None keeps nothing on
-    disk.
+    the most that a shape can take. settings: of the allocator; None: PyTorch's defaults. folder: of the cache; None
+    keeps nothing on disk.
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class Traces:
 
     @property
     def note(self) -> str | None:
-        """What was wrong with the file on disk, if anything was."""
+        """Return what was wrong with the file on disk, if anything was."""
         return None if self._cache is None else self._cache.note
 
     @property
     def basics(self) -> Mapping[str, int]:
-        """What is there whatever the shape, in the names of the workload."""
+        """Return what is there whatever the shape, by the workload's names."""
         return self.find(()).numbers
 
     def find(self, shape: Key) -> Found:
@@ -324,7 +324,7 @@ def undisturbed() -> Iterator[None]:
 _PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
 
 
-# What a trace runs; a change in it makes what earlier traces found worthless.
+# The packages that a trace runs; a change in them makes earlier traces worthless.
 _TRACED_PACKAGES = ("data", "memory", "models", "planning", "train")
 
 

@@ -43,15 +43,16 @@ _SMALLEST = (1, LEAST_TOKENS)
 
 
 class TrainingSteps:
-    """Micro-batches of a training step, with weights, gradients and the optimizer's state at hand.
+    """Trace micro-batches of a training step, beside weights, gradients and the optimizer's state.
 
     config: its trainer's gradient checkpointing and chunked loss are set. is_single: every step is one micro-batch, so
-    that none finds gradients at hand.
+    that none begins beside gradients.
 
-    Of any shape: static: bytes before a micro-batch (weights, optimizer state, gradients if steps have several,
-    workspaces); state: of them the optimizer's; unrecorded: of them what a micro-batch's own trace does not know;
-    first_update, update: at the peak of the optimizer's step that bears its state, and of those that find it; load: at
-    the peak of the load of the weights; chunk_positions: of a full chunk of the loss, 0 where all logits stand at once.
+    What is there whatever the shape: static: bytes before a micro-batch (weights, optimizer state, gradients if steps
+    have several, workspaces); state: the optimizer's part of them; unrecorded: the part that a micro-batch's own trace
+    does not know; first_update, update: the peak of the optimizer's first step, in which its state is born, and of
+    later ones; load: the peak while the weights are loaded; chunk_positions: of a full chunk of the loss, 0 where all
+    logits are there at once.
     """
 
     def __init__(self, config: ConfigWorkload, *, is_single: bool = False) -> None:
@@ -122,7 +123,7 @@ class TrainingSteps:
 
 
 class ForwardPasses:
-    """Passes that score rows, without gradients. Of any shape as of `TrainingSteps`, but for the optimizer."""
+    """Trace passes that score rows, without gradients. Its numbers are those of `TrainingSteps` but the optimizer's."""
 
     def __init__(self, config: ConfigWorkload) -> None:
         self.config = config
@@ -176,10 +177,11 @@ class ForwardPasses:
 
 
 class SlotsGeneration:
-    """Passes of brim's own engine: over prompts, and over the last token of every row, beside a cache that stays.
+    """Trace passes of brim's own engine: over prompts, and over every row's last token, beside a cache that stays.
 
-    Of a `CacheShape`: loaded: bytes of the weights; load_peak: while they are loaded; held: between passes, with
-    workspaces and the cache; prefill: what the pass over the prompts adds; step: what that over the last tokens adds.
+    Its numbers of a `CacheShape`: loaded: bytes of the weights; load_peak: while they are loaded; held: between passes,
+    with workspaces and the cache; prefill: what the pass over the prompts adds; step: what that over the last tokens
+    adds.
     """
 
     def __init__(self, config: ConfigWorkload) -> None:
@@ -222,9 +224,9 @@ class SlotsGeneration:
 
 
 class StaticGeneration:
-    """A batch of transformers' `generate`, whose cache grows with each token.
+    """Trace a batch of transformers' `generate`, whose cache grows with each token.
 
-    What it adds to the weights is a step's, and none of it is held. See `SlotsGeneration`.
+    The numbers are those of `SlotsGeneration`; all that it adds to the weights counts as the step's, nothing as held.
     """
 
     def __init__(self, config: ConfigWorkload) -> None:
@@ -288,7 +290,7 @@ def _cache_shape(shape: Key) -> CacheShape:
 
 
 def _inputs(recording: Recording) -> list[tuple[int, Place]]:
-    """Return the storages that are there before the pass and go with it, which are the batch, and where each goes."""
+    """Return the storages that are there before the pass and end with it, which are the batch, and where each ends."""
     stream, born = recording.stream, set()
     inputs = []
     for position in range(*recording.parts[_PASS]):
@@ -322,7 +324,7 @@ MOST_TOKENS = 2**18
 _LEAST_TOKENS = 8  # below it a batch's time does not depend on them
 
 
-# Tokens of a batch with which a GPU is busy whatever the model: an A100 reaches 90% of its speed at about 1,000, with
+# With so many tokens in a batch a GPU is busy whatever the model: an A100 reaches 90% of its speed at about 1,000, with
 # weights in 4 bits at 4,000. The law of the kernels' work does not know that small products are slower.
 _BUSY_TOKENS = 16_384
 
@@ -330,14 +332,14 @@ _BUSY_TOKENS = 16_384
 _STEPS_OF_TWO = 4  # to which a cap is rounded up, so that one that is a little different meets the same samples
 
 
-# Batches larger than those whose time for a token is so near to the least bring nothing but risk.
+# Once the time for a token is so near to the least, larger batches only add risk.
 NEAR_LEAST_TIME = 0.01
 
 
 def forward_costs(
     traces: Traces, lengths: ArrayLike, *, cap_bytes: int, context_length: int | None, speed: DeviceSpeed
 ) -> tuple[Costs, int]:
-    """Return the costs of the shapes that these lengths give, best near the cap, and the tokens that bring something.
+    """Return the costs of the shapes that these lengths give, best near the cap, and the tokens of a useful batch.
 
     lengths: tokens of each row. cap_bytes: what may be allocated at most. context_length: tokens that the model takes
     at most; None: no limit.
@@ -357,7 +359,7 @@ def forward_costs(
 
 
 def beside(costs: Costs, num_bytes: int) -> Costs:
-    """Return the costs where so much is there beside the model, such as an optimizer's state."""
+    """Return the costs beside so many more bytes, such as an optimizer's state."""
     peak = costs.peak
     values = tuple(tuple(value + num_bytes for value in line) for line in peak.values)
     raised = replace(peak, base=peak.base + num_bytes, values=values)
@@ -365,7 +367,7 @@ def beside(costs: Costs, num_bytes: int) -> Costs:
 
 
 def enough_tokens(seconds: Callable[[NDArray[np.float64]], NDArray[np.float64]], speed: DeviceSpeed) -> int:
-    """Return the tokens of a batch with more of which nothing gets better.
+    """Return the tokens of a batch beyond which nothing gets better.
 
     seconds: of batches of so many tokens, of rows of a usual length.
     """
