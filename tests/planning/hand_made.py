@@ -49,7 +49,7 @@ def does_not_fit(candidate):
     return replace(
         candidate,
         fits=False,
-        reason="the longest row, 1,417 tokens, takes 15.0 GiB alone, and 13.0 GiB are there",
+        reason="the longest row, 1,417 tokens, takes 15.0 GiB alone, and 13.0 GiB are available",
         single_row_bytes=16 * GIB,
         too_long=(1,),
         longest_that_fits=1024,

@@ -14,9 +14,9 @@ import brim.memory.predict as memory
 from brim.memory import Budget, ConfigWorkload, DeviceSpeed, cpu_device, find_device
 from brim.memory.cuda import CudaTarget
 from brim.memory.trace import Work, WorkCount, WorkPlace
-from brim.planning.candidates import WayCosts
+from brim.planning.candidates import Task, WayCosts
 from brim.planning.costs import Traces, TrainingSteps
-from brim.planning.plan import Task, Way
+from brim.planning.plan import Way
 
 LLAMA = {"vocab_size": 2000, "max_position_embeddings": 4096}  # so many words that the loss has several chunks
 

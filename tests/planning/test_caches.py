@@ -9,13 +9,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from tests.batching.cost_examples import linear_costs
 from tests.planning.hand_made import MIB, hand_made_plan
 
 from brim.config import DeviceFacts, load_config, resolve
 from brim.memory import cpu_device
 from brim.memory.trace import Work, WorkCount, WorkPlace
-from brim.planning.costs import Calibrations, Correction, at_once, calibration, of_run, versions
-from brim.planning.costs.calibration import RunPeaks, combined
+from brim.planning.costs import Calibrations, Correction, calibration, corrected, versions
+from brim.planning.costs.calibration import RunPeaks, combined, of_run
 from brim.planning.costs.traces import Found, Traces
 from brim.planning.training_costs import PlanCache, plan_facts
 from brim.storage import Cache, digest, forget_oldest, sealed
@@ -338,8 +339,9 @@ def test_the_median_of_the_newest_eight_runs_counts_and_of_two_the_larger():
 
 
 def test_a_probe_that_takes_more_counts_at_once_and_one_that_takes_less_does_not(small):
-    assert at_once(1.04, (3000, 3400), static_bytes=STATIC) == 1.2
-    assert at_once(1.04, (3000, 2000), static_bytes=STATIC) == 1.04
+    costs = linear_costs(static_bytes=STATIC, scale=1.04)
+    assert corrected(costs, (3000, 3400)) == replace(costs, scale=1.2)
+    assert corrected(costs, (3000, 2000)) == corrected(costs, (1040, 1080)) == costs
 
 
 def test_runs_are_kept_by_their_facts(tmp_path):

@@ -9,7 +9,6 @@ from tests.batching.cost_examples import linear_costs
 from tests.planning.hand_made import does_not_fit, hand_made_candidate
 from tests.planning.planned import COSTS, budget, task, way_costs
 
-from brim.planning import cut_anew, epoch
 from brim.planning.candidates import WAYS, candidate, choose, ways
 from brim.planning.plan import Way
 
@@ -57,7 +56,7 @@ def test_what_the_allocator_needs_for_the_shapes_of_the_cut_is_left_to_it():
 def test_rows_that_do_not_fit_are_named_by_position():
     found = candidate(way_costs(), task(), budget(1600))
     assert (found.fits, found.too_long, found.longest_that_fits) == (False, (1, 4), 60)
-    assert found.reason == "the longest row, 100 tokens, takes 2.0 KiB, 1.6 KiB are there"
+    assert found.reason == "the longest row, 100 tokens, takes 2.0 KiB, 1.6 KiB are available"
     assert found.single_row_bytes == 2000 + 500
     assert (found.total_bytes, found.widest, found.seconds_per_epoch) == (None, None, None)
     assert candidate(way_costs(), task(), budget(2000)).widest is not None
@@ -68,7 +67,7 @@ def test_an_update_that_does_not_fit_is_told_before_the_rows_and_one_that_takes_
     large = way_costs(least_bytes=6000)
     found = candidate(large, task(), budget(5000))
     assert not found.fits
-    assert found.reason == "weights and optimizer alone take 5.9 KiB, 4.9 KiB are there"
+    assert found.reason == "weights and optimizer alone take 5.9 KiB, 4.9 KiB are available"
     assert found.single_row_bytes == 6000 + 500
     found = candidate(large, task(), budget(9300))
     assert found.total_bytes == found.single_row_bytes == 6000 + 500
@@ -80,7 +79,7 @@ def test_a_number_of_rows_is_kept_whatever_it_takes():
     assert found.padding == pytest.approx((300 + 7 + 240 + 33) / 360)
     unfit = candidate(way_costs(), task(fixed_rows=3), budget(3999))
     assert not unfit.fits
-    assert unfit.reason == "3 × 100 tokens take 3.9 KiB, 3.9 KiB are there"
+    assert unfit.reason == "3 × 100 tokens take 3.9 KiB, 3.9 KiB are available"
     assert (unfit.too_long, unfit.longest_that_fits) == ((), 99)  # 1,000 bytes and 3 × 990
 
 
@@ -89,7 +88,7 @@ def test_what_many_rows_need_beside_them_is_not_held_against_one():
     known = way_costs(overhead_bytes=lambda shapes: sum(rows * tokens for rows, tokens in shapes))
     work = task(fixed_rows=30, effective_batch_size=30)
     unfit = candidate(known, work, budget(4000))
-    assert unfit.reason == "8 × 100 tokens take 8.8 KiB, 3.1 KiB are there"
+    assert unfit.reason == "8 × 100 tokens take 8.8 KiB, 3.1 KiB are available"
     assert unfit.too_long == ()
     assert unfit.single_row_bytes == 2000 + 500 + 100
     (longest,) = [n for n in range(1, 100) if 1000 + 330 * n <= 4000 < 1000 + 330 * (n + 1)]
@@ -99,23 +98,23 @@ def test_what_many_rows_need_beside_them_is_not_held_against_one():
 
 def test_measured_costs_and_a_lower_cap_cut_anew():
     before = candidate(way_costs(), task(), budget(9300))
-    assert cut_anew(before, task(), COSTS, COSTS, cap_bytes=9300) == before
+    assert task().recut(before, COSTS, COSTS, cap_bytes=9300) == before
     slow = linear_costs(seconds=100.0)  # one micro-batch a step
-    anew = cut_anew(before, task(), COSTS, slow, cap_bytes=4199)
+    anew = task().recut(before, COSTS, slow, cap_bytes=4199)
     assert (anew.cap_bytes, anew.cap_binds, anew.widest) == (4199, True, (2, 100))
     assert anew.total_bytes == before.total_bytes - 4200 + 3000
-    totals = epoch(task(), slow, cap_bytes=4199)
+    totals = task().epoch(slow, cap_bytes=4199)
     assert anew.seconds_per_epoch == pytest.approx(totals.seconds + 2 * 0.5)
-    assert not cut_anew(before, task(), COSTS, slow, cap_bytes=5000).cap_binds
+    assert not task().recut(before, COSTS, slow, cap_bytes=5000).cap_binds
     # An update stays the total when the cap is lowered.
     large = candidate(way_costs(least_bytes=3900), task(), budget(9300))
     assert large.total_bytes == 4700
-    assert cut_anew(large, task(), COSTS, COSTS, cap_bytes=3900).total_bytes == 3900 + 500
+    assert task().recut(large, COSTS, COSTS, cap_bytes=3900).total_bytes == 3900 + 500
 
 
 # Which way is taken
 
-LONG = "the longest row, 1,417 tokens, takes 15.0 GiB alone, and 13.0 GiB are there"
+LONG = "the longest row, 1,417 tokens, takes 15.0 GiB alone, and 13.0 GiB are available"
 
 
 def of(*seconds):

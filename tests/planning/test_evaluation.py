@@ -13,7 +13,8 @@ from brim.batching import Costs, Surface
 from brim.infer.engines import batching as rows_by_cost
 from brim.memory import Budget, device_speed
 from brim.memory.closed_form import forward_bound
-from brim.planning.costs import ForwardPasses, Traces, beside, forward_costs, most_demanding, verified
+from brim.planning.costs import ForwardPasses, Traces, forward_costs
+from brim.planning.costs.traces import most_demanding
 from brim.planning.costs.workloads import useful_tokens
 from brim.planning.evaluation import WINDOW_ROWS, forward_plan
 
@@ -29,8 +30,7 @@ def shapes_of(folder, *, cache_folder=None, **given):
 
 
 def model_of(shapes, cap_bytes=10**9):
-    speed = device_speed(shapes.device)
-    return forward_costs(shapes, LENGTHS, cap_bytes=cap_bytes, context_length=4096, speed=speed)
+    return forward_costs(shapes, LENGTHS, cap_bytes=cap_bytes, context_length=4096)
 
 
 @pytest.mark.parametrize(("device", "keys"), [("cpu", WHOLE), ("t4", CHUNKS)], ids=["cpu, whole logits", "t4, chunks"])
@@ -45,9 +45,9 @@ def test_between_the_samples_the_surface_is_what_a_trace_finds(tmp_path, device,
         rows = max(useful // tokens // 2, 1)
         truth = shapes.peak_bytes(rows, tokens)
         assert -0.005 <= float(costs.peak_bytes(rows, tokens)) / truth - 1 <= 0.1, (rows, tokens)
-    exact = verified(costs, shapes, rows=7, tokens=111)
+    exact = shapes.verified(costs, rows=7, tokens=111)
     assert float(exact.peak_bytes(7, 111)) == shapes.peak_bytes(7, 111)
-    more = beside(costs, MIB)
+    more = costs.beside(MIB)
     assert float(more.peak_bytes(3, 100)) == float(costs.peak_bytes(3, 100)) + MIB
     assert more.static_bytes == costs.static_bytes + MIB
 

@@ -17,13 +17,11 @@ from brim.memory.closed_form import forward_bound
 from brim.memory.device import cpu_speed
 from brim.memory.trace import Work, WorkCount, WorkPlace
 from brim.planning.costs import (
+    CacheModel,
     PassTimes,
     SlotsGeneration,
     StaticGeneration,
     Traces,
-    cache_model,
-    prefill_tokens,
-    verified_cache,
 )
 from brim.planning.costs.time import law_through
 from brim.planning.generation import cut, recut, seconds, waves
@@ -64,7 +62,8 @@ def test_the_cache_takes_what_its_cells_hold_and_between_the_samples_lies_what_a
 ):
     caches, _ = caches_of(tmp_path, device=device)
     limits = {"max_new_tokens": NEW_TOKENS, "most_rows": 64, "cap_bytes": 10**9, "context_length": 4096}
-    found = cache_model(caches, LENGTHS, **limits, speed=SPEED).costs
+    model = CacheModel.of(caches, LENGTHS, **limits)
+    found = model.costs
     assert caches.num_traced == 5
     assert found.cell_bytes == pytest.approx(2 * LAYERS * HEADS_KV * HEAD * element_bytes, rel=0.001)
     random = np.random.default_rng(0)
@@ -74,7 +73,7 @@ def test_the_cache_takes_what_its_cells_hold_and_between_the_samples_lies_what_a
         sample = sample_of(caches, shape)
         assert -0.001 <= float(found.peak_bytes(rows, shape.columns)) / traced_peak(sample) - 1 <= 0.05, shape
     # After one more trace the costs are exact there.
-    exact = verified_cache(found, caches, shape)
+    exact = model.verified(shape).costs
     assert float(exact.peak_bytes(rows, shape.columns)) == pytest.approx(traced_peak(sample), abs=found.cell_bytes)
 
 
@@ -226,10 +225,10 @@ def test_after_what_the_device_has_shown_the_waves_are_others():
 def test_passes_over_prompts_are_as_large_as_pays_and_leave_the_memory_to_rows():
     """Of 10 bytes a token, 10% of what is beside the weights are 512 tokens of 51,200 bytes."""
     steep = replace(TIMES, prefill=law(100_000, 1000))
-    roomy = prefill_tokens(costs(), steep, cap_bytes=10**9, longest=20, usual=20)
+    roomy = steep.tokens_that_fit(costs(), cap_bytes=10**9, longest=20, usual=20)
     assert roomy == (1024, "larger passes read prompts hardly faster")
-    scarce = prefill_tokens(costs(), steep, cap_bytes=1000 + 51_200, longest=20, usual=20)
+    scarce = steep.tokens_that_fit(costs(), cap_bytes=1000 + 51_200, longest=20, usual=20)
     assert scarce[0] == 512
     assert scarce[1].startswith("passes over prompts take no more than 10%")
-    long_prompts = prefill_tokens(costs(), steep, cap_bytes=1000 + 51_200, longest=900, usual=900)
+    long_prompts = steep.tokens_that_fit(costs(), cap_bytes=1000 + 51_200, longest=900, usual=900)
     assert long_prompts[0] == 512  # a prompt of 900 passes alone anyway

@@ -15,9 +15,8 @@ from tests.properties import examples
 from brim.memory.allocator import AllocatorSettings, CachingAllocator, Heap, SimulatedOutOfMemory, replay
 from brim.memory.trace import EventStream, Place, compose_training
 from brim.models import chunked_loss
-from brim.planning.costs import most_demanding, peak_surface, verified
 from brim.planning.costs.sampling import Region, region, round_length, round_rows, sampled, through
-from brim.planning.costs.traces import least_capacity
+from brim.planning.costs.traces import least_capacity, most_demanding
 
 MIB = 2**20
 
@@ -127,7 +126,7 @@ LORA = {"adapter": {"type": "lora", "r": 4}}
 
 
 def peak_within(shapes, cap_mib):
-    return peak_surface(shapes, LENGTHS, most_rows=32, cap_bytes=cap_mib * MIB, context_length=4096)
+    return shapes.peak_surface(LENGTHS, most_rows=32, cap_bytes=cap_mib * MIB, context_length=4096)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +159,7 @@ def test_between_the_samples_the_surface_is_what_a_trace_finds(tmp_path, monkeyp
         truth = shapes.peak_bytes(rows, tokens)
         assert -0.005 <= (float(peak(rows, tokens)) - truth) / cap_bytes <= 0.05, (rows, tokens)
     # A verified shape is exact and others are not lowered below it.
-    after = verified(replace(linear_costs(), peak=peak), shapes, rows=5, tokens=333)
+    after = shapes.verified(replace(linear_costs(), peak=peak), rows=5, tokens=333)
     assert float(after.peak(5, 333)) == shapes.peak_bytes(5, 333) <= float(after.peak(6, 333))
 
 

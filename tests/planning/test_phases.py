@@ -12,9 +12,8 @@ from tests.planning.planned import COSTS, budget, task, way_costs
 
 from brim.batching import Adaptation, BatchSchedule
 from brim.planning import PhasePlan, phases as module
-from brim.planning.candidates import candidate
-from brim.planning.phases import last_step, phase_costs, steps_between
-from brim.planning.plan import Task, faults
+from brim.planning.candidates import Task, candidate
+from brim.planning.phases import faults, last_step, phase_costs, steps_between
 from brim.train import RunLength
 
 

@@ -14,8 +14,8 @@ from tests.planning.planned import hand_counted, speed
 
 from brim.memory import device_speed, find_device
 from brim.memory.trace import record
-from brim.planning.costs import Shape, estimate, seconds_of, shapes_to_count
-from brim.planning.costs.time import Parts, roofline, work_law
+from brim.planning.costs import Shape, TimeEstimate, seconds_of
+from brim.planning.costs.time import Parts, roofline, shapes_to_count, work_law
 from brim.planning.training_costs import less_when_doubled, time_advice
 
 KNOWN = [(1, 512), (2, 512), (32, 64)]
@@ -128,7 +128,7 @@ def test_shares():
 
 def estimated(*, checkpointed=False, **given):
     counts = {shape: hand_counted(*shape, checkpointed=checkpointed) for shape in KNOWN}
-    return estimate(counts, speed(**given), longest=512, shortest=16, most_rows=32)
+    return TimeEstimate.of(counts, speed(**given), longest=512, shortest=16, most_rows=32)
 
 
 @given(rows=st.integers(1, 32), length=st.integers(16, 512), host_s=st.sampled_from([0.0, 0.1, 3.0]))
@@ -159,7 +159,7 @@ def test_lines_are_convex_and_longer_rows_steeper(host_s, is_asynchronous):
 
 def test_rows_of_one_length():
     counts = {shape: hand_counted(*shape) for shape in [(1, 512), (2, 512)]}
-    surface = estimate(counts, speed(), longest=512, shortest=512, most_rows=1).surface
+    surface = TimeEstimate.of(counts, speed(), longest=512, shortest=512, most_rows=1).surface
     assert surface.lengths == (512,)
     assert float(surface(1, 512)) == pytest.approx((10**6 + 100 * 512 + 400 * 512) / 1e6 + 8 * 512 * 512 / 0.5e6)
 
@@ -191,7 +191,7 @@ def test_a_small_model_on_a_large_gpu_waits_for_the_host(tmp_path):
     work = traced_of(write_folder(tmp_path, "llama"), "bf16-true")
     counts = {shape: work(*shape) for shape in [(1, 64), (2, 64)]}
     a100 = device_speed(find_device("a100-80gb"))
-    found = estimate(counts, a100, longest=64, shortest=64, most_rows=8)
+    found = TimeEstimate.of(counts, a100, longest=64, shortest=64, most_rows=8)
     assert found.parts([(1, 64)]).bound_by == "launches"
     assert less_when_doubled(found, [(1, 64)]) == pytest.approx(0.5, abs=0.01)  # kernels cost the same for any rows
 

@@ -10,8 +10,8 @@ from hypothesis import given, strategies as st
 from tests.properties import examples
 
 from brim.batching import Costs, Surface
-from brim.planning.costs import fit_time, shapes_to_time, time_shapes
-from brim.planning.costs.timing import CALLS, TimeSample, Timing
+from brim.planning.costs import TimeFit, Timing
+from brim.planning.costs.timing import CALLS, TimeSample
 
 
 def line(per_token, fixed=0.0):
@@ -25,7 +25,7 @@ LENGTHS = [48, 60, 118, 118, 130, 200, 452, 512] * 20
 
 def timing(lengths=LENGTHS, *, cap_bytes=10**6, most_rows=32, run_s=1e6, most_s=30.0, token_s=1e-4):
     costs = Costs(peak=line(1.0), static_bytes=0, time=line(token_s))
-    return shapes_to_time(lengths, costs=costs, cap_bytes=cap_bytes, most_rows=most_rows, run_s=run_s, most_s=most_s)
+    return Timing.of(lengths, costs=costs, cap_bytes=cap_bytes, most_rows=most_rows, run_s=run_s, most_s=most_s)
 
 
 def test_the_first_ones_tell_most():
@@ -93,7 +93,7 @@ class FakeDevice:
 def timed(allowed_s, *, token_s=1e-3):
     device = FakeDevice()
     of_shapes = Timing(shapes=SHAPES, allowed_s=allowed_s, reason="")
-    samples = time_shapes(of_shapes, device.run, device.clock, predicted=line(token_s))
+    samples = of_shapes.measured(device.run, device.clock, predicted=line(token_s))
     return device, [(sample.rows, sample.length) for sample in samples], samples
 
 
@@ -102,7 +102,7 @@ def test_the_first_call_is_not_counted():
     assert shapes == list(SHAPES)
     assert device.calls == [shape for shape in SHAPES for _ in range(CALLS)]
     assert samples[0].seconds == pytest.approx((0.06,) * (CALLS - 1))
-    assert fit_time(samples, line(1e-3)).seconds(1000, 100) == pytest.approx(1.01, rel=0.02)
+    assert TimeFit.through(samples, line(1e-3)).seconds(1000, 100) == pytest.approx(1.01, rel=0.02)
 
 
 def test_what_cannot_be_afforded_is_left_out_and_what_a_run_raises_passed_on():
@@ -115,7 +115,7 @@ def test_what_cannot_be_afforded_is_left_out_and_what_a_run_raises_passed_on():
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        time_shapes(Timing(shapes=SHAPES, allowed_s=1.0, reason=""), run, lambda: 0.0, predicted=line(1e-3))
+        Timing(shapes=SHAPES, allowed_s=1.0, reason="").measured(run, lambda: 0.0, predicted=line(1e-3))
 
 
 # Surfaces through timed shapes, against the law that the times were made by
@@ -144,7 +144,7 @@ def samples(noise=0.0, seed=0, shapes=TIMED, **terms):
 @given(fixed=st.floats(0, 1), token=st.floats(1e-6, 1e-2), attention=st.sampled_from([0.0, 1e-7, 1e-5]))
 @examples(15)
 def test_a_law_without_noise_is_found(fixed, token, attention):
-    found = fit_time(samples(fixed=fixed, token=token, attention=attention), ROUGH)
+    found = TimeFit.through(samples(fixed=fixed, token=token, attention=attention), ROUGH)
     assert found.relative_error < 0.03  # of models as near as that the simplest is taken
     for rows, length in [(3, 100), (16, 64), (1, 452)]:
         expected = law(rows * length, length, fixed=fixed, token=token, attention=attention)
@@ -153,7 +153,7 @@ def test_a_law_without_noise_is_found(fixed, token, attention):
 
 
 def test_an_estimate_that_is_off_by_a_factor_is_scaled():
-    found = fit_time(samples(attention=0.0, noise=0.02), line(1e-4, 0.01))
+    found = TimeFit.through(samples(attention=0.0, noise=0.02), line(1e-4, 0.01))
     assert found.scale == pytest.approx(2.0, rel=0.05)
     assert (found.fixed_s, found.token_s, found.attention_s, found.bends) == (0.0, 0.0, 0.0, ())
     assert found.num_samples == len(TIMED)
@@ -161,7 +161,7 @@ def test_an_estimate_that_is_off_by_a_factor_is_scaled():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_of_some_percent_moves_times_by_as_little(seed):
-    found = fit_time(samples(noise=0.05, seed=seed), ROUGH)
+    found = TimeFit.through(samples(noise=0.05, seed=seed), ROUGH)
     for rows, length in [(1, 64), (3, 100), (32, 64), (1, 512), (16, 452)]:
         assert found.seconds(rows * length, length) == pytest.approx(law(rows * length, length), rel=0.12)
 
@@ -170,7 +170,7 @@ def test_one_shape_that_was_disturbed_counts_less():
     disturbed = samples()
     spoilt = disturbed[6]
     disturbed[6] = TimeSample(rows=spoilt.rows, length=spoilt.length, seconds=tuple(3 * s for s in spoilt.seconds))
-    found = fit_time(disturbed, ROUGH)
+    found = TimeFit.through(disturbed, ROUGH)
     assert found.seconds(1000, 100) == pytest.approx(law(1000, 100), rel=0.05)
     assert found.relative_error > 0.15
     assert TimeSample(rows=1, length=1, seconds=(3.0, 1.0)).median_s == 1.0  # of two the smaller
@@ -180,7 +180,7 @@ def test_one_shape_that_was_disturbed_counts_less():
 def test_time_that_rises_faster_beyond_a_number_of_tokens():
     """Such as on a CPU whose caches the activations leave."""
     bend = (904, 3e-4)
-    found = fit_time(samples(bend=bend), ROUGH)
+    found = TimeFit.through(samples(bend=bend), ROUGH)
     assert found.bends[0][0] in (864, 904, 944)
     for rows, length in [(1, 48), (1, 452), (4, 452), (16, 118)]:
         assert found.seconds(rows * length, length) == pytest.approx(law(rows * length, length, bend=bend), rel=0.03)
@@ -193,7 +193,7 @@ def test_a_floor():
     """A GPU that waits for the host takes the same time up to some tokens."""
     shapes = [(2**power, 64) for power in range(8)]
     made = [TimeSample(rows=rows, length=length, seconds=(max(0.05, 1e-4 * rows * length),)) for rows, length in shapes]
-    found = fit_time(made, line(1e-5, 0.001))
+    found = TimeFit.through(made, line(1e-5, 0.001))
     assert found.seconds(64, 64) == pytest.approx(0.05, rel=0.05)
     assert found.seconds(256, 64) == pytest.approx(0.05, rel=0.1)
     assert found.seconds(8192, 64) == pytest.approx(0.8192, rel=0.05)
@@ -201,7 +201,7 @@ def test_a_floor():
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_few_samples_scale_the_estimate(number):
-    found = fit_time(samples(shapes=TIMED[:number]), ROUGH)
+    found = TimeFit.through(samples(shapes=TIMED[:number]), ROUGH)
     ratios = [law(rows * length, length) / float(ROUGH(rows, length)) for rows, length in TIMED[:number]]
     assert min(ratios) <= found.scale <= max(ratios)
     assert (found.fixed_s, found.token_s, found.attention_s, found.bends) == (0.0, 0.0, 0.0, ())
@@ -210,7 +210,7 @@ def test_few_samples_scale_the_estimate(number):
 @given(seed=st.integers(0, 10**6), noise=st.floats(0, 1))
 @examples(15)
 def test_whatever_was_measured_the_surface_is_convex_and_rises(seed, noise):
-    surface = fit_time(samples(noise=noise, seed=seed), ROUGH).surface(shortest=16, longest=512, most_rows=32)
+    surface = TimeFit.through(samples(noise=noise, seed=seed), ROUGH).surface(shortest=16, longest=512, most_rows=32)
     lines = [
         np.diff([surface.base, *values]) / np.diff([0, *tokens])
         for tokens, values in zip(surface.tokens, surface.values, strict=True)

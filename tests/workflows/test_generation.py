@@ -30,7 +30,6 @@ from brim.models import load_llm
 from brim.planning import (
     engines as engine_choice,
     evaluation as forward_planning,
-    generation_request,
     planned_engine,
     settings_of,
     vllm_engine,
@@ -39,6 +38,7 @@ from brim.planning.costs.calibration import TELLING_BYTES
 from brim.planning.evaluation import Unplanned, batches_of, plan_forward
 from brim.planning.generation import plan_job
 from brim.planning.generation_launch import proven
+from brim.planning.request import generation_request
 from brim.session import open_session, say_nothing
 from brim.workflows.prediction.job import differences, fingerprint
 from brim.workflows.prediction.run import Generation

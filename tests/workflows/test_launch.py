@@ -13,7 +13,6 @@ from tests.workflows.planned_run import ready, scarce, tight
 from brim.batching import ByLength, ByRows, Surface, random_states
 from brim.config import load_config
 from brim.errors import NothingFitsError, OutOfMemoryError
-from brim.planning import epoch
 from brim.session import say_nothing
 from brim.train import build_optimizer
 from brim.train.optimizer import FixedBetas
@@ -122,7 +121,7 @@ def test_what_runs_out_of_memory_lowers_the_cap_until_it_fits_and_leaves_nothing
     assert found.plan.chosen.cap_binds
     assert found.plan.chosen.total_bytes < plan.chosen.total_bytes
     assert found.plan.chosen.micro_batches_per_step > plan.chosen.micro_batches_per_step
-    assert epoch(run.request.task, found.plan.costs, cap_bytes=found.cutter.cap_bytes).widest.rows == rows
+    assert run.request.task.epoch(found.plan.costs, cap_bytes=found.cutter.cap_bytes).widest.rows == rows
 
 
 def test_a_row_that_runs_out_of_memory_alone_is_named(run):
@@ -153,7 +152,7 @@ def test_a_peak_above_the_prediction_corrects_the_costs_once(run, monkeypatch):
     (predicted_bytes, seen), *_ = found.measured
     ratio = (seen.peak_bytes - static_bytes) / (predicted_bytes - static_bytes)
     assert ratio == pytest.approx(1.5, rel=1e-5)  # of the uncorrected prediction
-    widest = epoch(run.request.task, found.plan.costs, cap_bytes=found.cutter.cap_bytes).widest
+    widest = run.request.task.epoch(found.plan.costs, cap_bytes=found.cutter.cap_bytes).widest
     assert widest.peak_bytes <= found.cutter.cap_bytes == plan.chosen.cap_bytes
     assert found.plan.chosen.micro_batches_per_step > plan.chosen.micro_batches_per_step
 
@@ -161,7 +160,7 @@ def test_a_peak_above_the_prediction_corrects_the_costs_once(run, monkeypatch):
 def test_measured_times_that_ask_for_wider_micro_batches_have_them_tried(run, monkeypatch):
     plan = tight(run.plan)
     costs = replace(plan.costs, time=seconds(of_each=0.0))  # as estimated: whatever is padded is lost
-    totals = epoch(run.request.task, costs, cap_bytes=plan.chosen.cap_bytes)
+    totals = run.request.task.epoch(costs, cap_bytes=plan.chosen.cap_bytes)
     chosen = replace(plan.chosen, widest=(totals.widest.rows, totals.widest.padded_length))
     plan = replace(plan, costs=costs, chosen=chosen, candidates=(chosen,))
     timed = replace(costs, time=seconds(of_each=1e6))

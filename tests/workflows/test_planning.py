@@ -17,8 +17,7 @@ from brim.data.tokens import rows_of_step
 from brim.errors import Problem
 from brim.memory import Budget, UntraceableError
 from brim.memory.variants import Help
-from brim.planning import bounded, epoch, too_long, training as planning
-from brim.planning.phases import largest_batch
+from brim.planning import PlanRequest, too_long, training as planning
 from brim.units import format_bytes
 from brim.workflows.training.launch import Trial, launch
 
@@ -48,7 +47,7 @@ def test_the_plan_tells_of_rows_steps_and_the_way_that_is_taken(tiny_base):
     request = ready(tiny_base, random_seed=SEED).request
     batches = [rows_of_step(num_rows=24, seed=SEED, consumed_samples=8 * n, size=8)[1] for n in range(3)]
     np.testing.assert_array_equal(request.task.lengths, request.rows.lengths[np.concatenate(batches)])
-    totals = epoch(request.task, plan.costs, cap_bytes=chosen.cap_bytes)
+    totals = request.task.epoch(plan.costs, cap_bytes=chosen.cap_bytes)
     assert chosen.micro_batches_per_step == totals.num_micro_batches / 3
 
 
@@ -278,7 +277,7 @@ def test_the_largest_batch_is_as_many_of_the_longest_rows_as_fit_together(tiny_b
 
 def test_what_the_device_shows_changes_what_the_phases_take(tiny_base, monkeypatch):
     made = ready(tiny_base, trainer={**RAMP, "use_maximum_batch_size": True})
-    assert largest_batch(made.plan, made.request) == 24
+    assert made.request.largest_batch(made.plan) == 24
     plan = tight(made.plan, cap_bytes=int(made.plan.costs.peak_bytes(2, made.request.task.longest)))
     monkeypatch.setattr("brim.planning.costs.timing._SHARE_OF_RUN", 1e4)
     launched = launch(plan, made.request, made.llm, pad_id=0, say=lambda line: None).plan
@@ -295,13 +294,14 @@ def test_the_bound_is_that_of_the_way_that_is_taken_for_it_and_changes_the_lengt
     """Sizes of at most 24 rows are faster in a way in which 10 fit; for those 10 a way is taken in which 12 do."""
     request = ready(tiny_base, trainer=DOUBLED).request
     assert request.is_bounded_by_memory
-    now = bounded(request, 5)
+    now = request.bounded(5)
     assert (now.length.sizes, now.task.effective_batch_size) == ((2, 4), 4)
     assert now.rows is request.rows
     fits, bounds = iter([24, 10, 12]), []
     monkeypatch.setattr(planning, "_planned", lambda request, **others: SimpleNamespace(plan=None, request=request))
-    monkeypatch.setattr(planning, "largest_batch", lambda plan, request: next(fits))
-    monkeypatch.setattr(planning, "bounded", lambda request, bound: bounds.append(bound) or bounded(request, bound))
+    monkeypatch.setattr(PlanRequest, "largest_batch", lambda request, plan: next(fits))
+    bounded = PlanRequest.bounded
+    monkeypatch.setattr(PlanRequest, "bounded", lambda self, bound: bounds.append(bound) or bounded(self, bound))
     found = planning._bounded_by_memory(request, replan=False, say=lambda line: None)
     assert bounds == [24, 10]
     assert found.request.length == bounded(request, 10).length

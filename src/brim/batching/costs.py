@@ -6,7 +6,7 @@ Each is a `Surface`: a quantity such as peak bytes or seconds, interpolated betw
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -41,6 +41,16 @@ class Costs:
         """Return the scale with which one row of this length, in tokens, has this peak."""
         added = float(self.peak(1, length)) - self.static_bytes
         return (peak_bytes - self.static_bytes) / added if added > 0 else self.scale
+
+    def uncorrected(self, peak_bytes: int) -> int:
+        """Return what these costs predicted, as it would be without their scale."""
+        return self.static_bytes + round((peak_bytes - self.static_bytes) / self.scale)
+
+    def beside(self, num_bytes: int) -> Costs:
+        """Return the costs beside so many more bytes, such as an optimizer's state."""
+        values = tuple(tuple(value + num_bytes for value in line) for line in self.peak.values)
+        peak = replace(self.peak, base=self.peak.base + num_bytes, values=values)
+        return replace(self, peak=peak, static_bytes=self.static_bytes + num_bytes)
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Costs:

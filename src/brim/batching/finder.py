@@ -18,7 +18,7 @@ among them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, isqrt
 from numbers import Integral
@@ -438,6 +438,15 @@ class Probe:
     outcome: Outcome
     peak_bytes: int | None  # None: the device does not say, or the step did not end
     seconds: float
+
+    def above(self, before_bytes: int | None, *, held_bytes: int) -> Probe:
+        """Return the probe of a process whose peak was so high before, with its peak in bytes of tensors.
+
+        held_bytes: of those that were there before.
+        """
+        if self.peak_bytes is None or before_bytes is None:
+            return replace(self, peak_bytes=None)
+        return replace(self, peak_bytes=self.peak_bytes - before_bytes + held_bytes)
 
 
 Fits: TypeAlias = Callable[[int], Probe]

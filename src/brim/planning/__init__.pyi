@@ -1,4 +1,4 @@
-from .candidates import cut_anew as cut_anew, epoch as epoch, rows_of_shape as rows_of_shape
+from .candidates import rows_of_shape as rows_of_shape
 from .engines import (
     constraint_of as constraint_of,
     engine_by_hand as engine_by_hand,
@@ -12,13 +12,7 @@ from .generation_launch import (
     require_one_fits as require_one_fits,
     tokens_of_one as tokens_of_one,
 )
-from .phases import (
-    bounded as bounded,
-    largest_choice as largest_choice,
-    phase_notes as phase_notes,
-    require_phases as require_phases,
-    with_phases as with_phases,
-)
+from .phases import PlanRequest as PlanRequest
 from .plan import (
     Candidate as Candidate,
     GenerationPlan as GenerationPlan,
@@ -27,15 +21,8 @@ from .plan import (
     PhasePlan as PhasePlan,
     TrainingPlan as TrainingPlan,
 )
-from .request import generation_request as generation_request, rows_by_hand as rows_by_hand
-from .training import (
-    keep as keep,
-    plan_run as plan_run,
-    remember as remember,
-    too_long as too_long,
-    with_probe as with_probe,
-)
-from .training_costs import PlanRequest as PlanRequest
+from .request import rows_by_hand as rows_by_hand
+from .training import keep as keep, plan_run as plan_run, remember as remember, too_long as too_long
 from .words import (
     generation_words as generation_words,
     short_plan as short_plan,

@@ -5,22 +5,70 @@ When a shape is tried on a device, real rows of about its size stand for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brim.batching import Costs, Totals, cut_totals, cut_totals_by_rows, longest_row_that_fits
 from brim.memory import Budget
-from brim.planning.costs import BoundBy
-from brim.planning.plan import Candidate, RowsAndTokens, Task, Way
+from brim.planning.costs import BoundBy, Shape
+from brim.planning.plan import Candidate, Way
 from brim.units import format_bytes, format_count, format_seconds
 
 _MOST_ROUNDS = 3  # the allocator's overhead depends on the shapes, which depend on the cap, which depends on it
 
 
 _NO_CAP = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Hold what a run is to do, whatever the strategy."""
+
+    lengths: NDArray[np.int64]  # tokens of each row, in the order in which an epoch takes them
+    effective_batch_size: int  # the most that a step has
+    fixed_rows: int | None  # rows of each micro-batch, where the configuration says so; None: by length
+    largest: bool  # the largest micro-batches instead of the fastest
+
+    @property
+    def longest(self) -> int:
+        return int(self.lengths.max())
+
+    def epoch(self, costs: Costs, *, cap_bytes: int) -> Totals:
+        """Partition an epoch's effective batches. Raises RowTooLongError."""
+        if self.fixed_rows is not None:
+            return cut_totals_by_rows(self.lengths, self.effective_batch_size, costs=costs, max_rows=self.fixed_rows)
+        return cut_totals(
+            self.lengths, self.effective_batch_size, costs=costs, cap_bytes=cap_bytes, largest=self.largest
+        )
+
+    def recut(self, taken: Candidate, before: Costs, now: Costs, *, cap_bytes: int) -> Candidate:
+        """Return a candidate that fits, once the device has shown other costs or another cap. before: its costs."""
+        assert taken.seconds_per_epoch is not None, "it fits"
+        assert taken.total_bytes is not None, "it fits"
+        had, totals = self.epoch(before, cap_bytes=taken.cap_bytes), self.epoch(now, cap_bytes=cap_bytes)
+        more_bytes = totals.widest.peak_bytes - had.widest.peak_bytes
+        return replace(
+            taken,
+            **_partition_of(totals),
+            total_bytes=max(taken.total_bytes + more_bytes, taken.single_row_bytes),
+            cap_bytes=cap_bytes,
+            cap_binds=self.epoch(now, cap_bytes=_NO_CAP).widest.peak_bytes > cap_bytes,
+            seconds_per_epoch=taken.seconds_per_epoch + totals.seconds - had.seconds,
+        )
+
+
+def _partition_of(totals: Totals) -> dict[str, Any]:
+    """Return the fields of a candidate that describe its partition."""
+    return {
+        "widest": (totals.widest.rows, totals.widest.padded_length),
+        "micro_batches_per_step": totals.num_micro_batches / totals.num_steps,
+        "padding": totals.padded_tokens / totals.real_tokens,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +80,9 @@ class WayCosts:
     least_bytes: int  # allocated whatever the rows are: in the optimizer's own step, or while the weights are loaded
     state_bytes: int  # of the optimizer
     update_s: float  # of the optimizer's own step
-    overhead_bytes: Callable[[Sequence[RowsAndTokens]], int]  # reserved beyond allocated, after steps of these shapes
-    bound_by: Callable[[Sequence[RowsAndTokens]], BoundBy]
-    advice: Callable[[Sequence[RowsAndTokens]], tuple[str, ...]]  # on what would make it faster
+    overhead_bytes: Callable[[Sequence[Shape]], int]  # reserved beyond allocated, after steps of these shapes
+    bound_by: Callable[[Sequence[Shape]], BoundBy]
+    advice: Callable[[Sequence[Shape]], tuple[str, ...]]  # on what would make it faster
     traced_at: Callable[[int, int], Costs]  # the costs once one more shape, (rows, tokens), has been traced
 
 
@@ -56,13 +104,9 @@ def candidate(known: WayCosts, task: Task, budget: Budget) -> Candidate:
         total_bytes=total_bytes,
         cap_bytes=cap.num_bytes,
         cap_binds=cap.binds,
-        widest=(widest.rows, widest.padded_length),
-        micro_batches_per_step=totals.num_micro_batches / totals.num_steps,
-        padding=totals.padded_tokens / totals.real_tokens,
+        **_partition_of(totals),
         seconds_per_epoch=totals.seconds + known.update_s * totals.num_steps,
         bound_by=known.bound_by(_shapes(totals)),
-        time_source="estimated",
-        too_long=(),
         longest_that_fits=task.longest,
         advice=known.advice(_shapes(totals)),
         update_s=known.update_s,
@@ -81,32 +125,6 @@ def verified_strategy(known: WayCosts, task: Task, budget: Budget) -> tuple[WayC
     return known, candidate(known, task, budget)
 
 
-def epoch(task: Task, costs: Costs, *, cap_bytes: int) -> Totals:
-    """Partition an epoch's effective batches. Raises RowTooLongError."""
-    if task.fixed_rows is not None:
-        return cut_totals_by_rows(task.lengths, task.effective_batch_size, costs=costs, max_rows=task.fixed_rows)
-    return cut_totals(task.lengths, task.effective_batch_size, costs=costs, cap_bytes=cap_bytes, largest=task.largest)
-
-
-def cut_anew(taken: Candidate, task: Task, before: Costs, now: Costs, *, cap_bytes: int) -> Candidate:
-    """Return a candidate that fits, once the device has shown other costs or another cap. before: its costs."""
-    assert taken.seconds_per_epoch is not None, "it fits"
-    assert taken.total_bytes is not None, "it fits"
-    had, totals = epoch(task, before, cap_bytes=taken.cap_bytes), epoch(task, now, cap_bytes=cap_bytes)
-    widest = totals.widest
-    more_bytes = widest.peak_bytes - had.widest.peak_bytes
-    return replace(
-        taken,
-        total_bytes=max(taken.total_bytes + more_bytes, taken.single_row_bytes),
-        cap_bytes=cap_bytes,
-        cap_binds=epoch(task, now, cap_bytes=_NO_CAP).widest.peak_bytes > cap_bytes,
-        widest=(widest.rows, widest.padded_length),
-        micro_batches_per_step=totals.num_micro_batches / totals.num_steps,
-        padding=totals.padded_tokens / totals.real_tokens,
-        seconds_per_epoch=taken.seconds_per_epoch + totals.seconds - had.seconds,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cap:
     num_bytes: int  # allocated
@@ -120,19 +138,19 @@ def _settled(known: WayCosts, task: Task, budget: Budget) -> _Cap:
     cap_bytes = _left_bytes(known, budget, 1, task.longest)
     if alone_bytes > cap_bytes:
         return _Cap(num_bytes=cap_bytes, totals=None, binds=True)
-    free = epoch(task, known.costs, cap_bytes=_NO_CAP)
+    free = task.epoch(known.costs, cap_bytes=_NO_CAP)
     loose_bytes = min(cap_bytes, budget.reserved_bytes - known.overhead_bytes(_shapes(free)))
     if free.widest.peak_bytes <= loose_bytes or task.fixed_rows is not None:
         return _Cap(num_bytes=loose_bytes, totals=free, binds=free.widest.peak_bytes > loose_bytes)
     for _ in range(_MOST_ROUNDS):
-        totals = epoch(task, known.costs, cap_bytes=cap_bytes)
+        totals = task.epoch(known.costs, cap_bytes=cap_bytes)
         left_bytes = budget.reserved_bytes - known.overhead_bytes(_shapes(totals))
         if left_bytes >= cap_bytes:
             return _Cap(num_bytes=cap_bytes, totals=totals, binds=True)
         cap_bytes = left_bytes
         if alone_bytes > cap_bytes:
             return _Cap(num_bytes=cap_bytes, totals=None, binds=True)
-    return _Cap(num_bytes=cap_bytes, totals=epoch(task, known.costs, cap_bytes=cap_bytes), binds=True)
+    return _Cap(num_bytes=cap_bytes, totals=task.epoch(known.costs, cap_bytes=cap_bytes), binds=True)
 
 
 def _misfit(known: WayCosts, task: Task, cap: _Cap) -> str | None:
@@ -156,15 +174,8 @@ def _unfit(known: WayCosts, task: Task, budget: Budget, cap: _Cap, reason: str) 
         fits=False,
         reason=reason,
         single_row_bytes=_alone_in_all(known, task, budget, alone),
-        total_bytes=None,
         cap_bytes=cap.num_bytes,
         cap_binds=True,
-        widest=None,
-        micro_batches_per_step=None,
-        padding=None,
-        seconds_per_epoch=None,
-        bound_by=None,
-        time_source="estimated",
         too_long=tuple(int(row) for row in np.flatnonzero(known.costs.peak_bytes(1, task.lengths) > alone.num_bytes)),
         longest_that_fits=_longest_that_fits(known, task, budget, cap) or None,
     )
@@ -196,7 +207,7 @@ def _alone_in_all(known: WayCosts, task: Task, budget: Budget, cap: _Cap) -> int
     return peak_bytes + budget.limit_bytes - budget.margin_bytes - cap.num_bytes
 
 
-def _shapes(totals: Totals) -> list[RowsAndTokens]:
+def _shapes(totals: Totals) -> list[Shape]:
     return [(shape.rows, shape.padded_length) for shape in totals.shapes]
 
 
@@ -228,23 +239,18 @@ def choose(candidates: Sequence[Candidate], *, has_more: bool = False) -> tuple[
     looked at, since the last of these would not be faster with more memory.
     """
     best: Candidate | None = None
+    least_s = math.inf
     for each in candidates:
-        if each.fits and (best is None or _is_faster(each, best)):
-            best = each
+        if each.seconds_per_epoch is not None and each.seconds_per_epoch < least_s * (1 - _WORTH):
+            best, least_s = each, each.seconds_per_epoch
     if best is None:
         return None, "; ".join(f"{each.way}: {each.reason}" for each in candidates)
     return best, _why(best, candidates, has_more=has_more)
 
 
-def _is_faster(one: Candidate, other: Candidate) -> bool:
-    assert one.seconds_per_epoch is not None, "it fits"
-    assert other.seconds_per_epoch is not None, "it fits"
-    return one.seconds_per_epoch < other.seconds_per_epoch * (1 - _WORTH)
-
-
 def _why(best: Candidate, candidates: Sequence[Candidate], *, has_more: bool) -> str:
     others = [each for each in candidates if each is not best]
-    fitting = [each for each in others if each.seconds_per_epoch is not None]
+    fitting = [(each.seconds_per_epoch, each.way) for each in others if each.seconds_per_epoch is not None]
     if not others:
         return (
             "it fits, and more memory would not make updates of this size faster"
@@ -254,11 +260,9 @@ def _why(best: Candidate, candidates: Sequence[Candidate], *, has_more: bool) ->
     if not fitting:
         return f"the only strategy that fits: {others[0].reason}"
     assert best.seconds_per_epoch is not None, "it fits"
-    second = min(fitting, key=lambda each: each.seconds_per_epoch or 0.0)
-    assert second.seconds_per_epoch is not None, "filtered above"
-    one, other = format_seconds(best.seconds_per_epoch), format_seconds(second.seconds_per_epoch)
-    tie = ", a difference too small to tell" if second.seconds_per_epoch < best.seconds_per_epoch else ""
-    return f"an epoch takes {one}, {second.way} {other}{tie}"
+    second_s, way = min(fitting, key=lambda each: each[0])
+    tie = ", a difference too small to tell" if second_s < best.seconds_per_epoch else ""
+    return f"an epoch takes {format_seconds(best.seconds_per_epoch)}, {way} {format_seconds(second_s)}{tie}"
 
 
 def rows_of_shape(lengths: NDArray[np.int64], *, rows: int, tokens: int) -> NDArray[np.intp]:

@@ -21,11 +21,9 @@ from brim.infer import score_rows
 from brim.infer.engines import Batches, RowsAtOnce, RowsByCost, RowsByTrial, Smaller
 from brim.memory import (
     Budget,
-    DeviceSpeed,
     UntraceableError,
     budget_of,
     device_at_hand,
-    device_speed,
     enforce,
     map_large_blocks,
     read_architecture,
@@ -35,17 +33,7 @@ from brim.memory import (
 from brim.memory.closed_form import forward_bound
 from brim.models import LLM
 from brim.notes import Note, Say, planned, short_of, status
-from brim.planning.costs import (
-    ForwardPasses,
-    Shape,
-    Traces,
-    beside,
-    enough_tokens,
-    forward_costs,
-    most_demanding,
-    traces_of,
-    verified,
-)
+from brim.planning.costs import ForwardPasses, Shape, Traces, enough_tokens, forward_costs
 from brim.session import Session
 from brim.units import format_bytes, format_count, format_seconds
 
@@ -132,15 +120,14 @@ def plan_forward(
         budget=budget,
         lengths=np.asarray(lengths, dtype=np.int64),
         beside_bytes=beside_bytes or 0,
-        speed=device_speed(device, num_cores=torch.get_num_threads()),
         whole_tokens=whole_tokens,
     )
     config, folder = job.session.config, session.folder
     try:
         with tracing(folder):
             architecture = read_architecture(folder, trust_remote_code=config.trust_remote_code)
-            traces = traces_of(ForwardPasses, config, folder, architecture, device)
-            return job.in_closed_form(held_bytes) or job.traced(traces)
+            traces = Traces.of(ForwardPasses, config, folder, architecture, device)
+            return job.in_closed_form(traces, held_bytes) or job.traced(traces)
     except UntraceableError as error:
         return Unplanned(reason=error.problems[0].what)
 
@@ -163,21 +150,20 @@ class _Job:
     budget: Budget
     lengths: NDArray[np.int64]
     beside_bytes: int
-    speed: DeviceSpeed
     whole_tokens: int | None
 
-    def in_closed_form(self, held_bytes: int) -> ForwardPlan | None:
+    def in_closed_form(self, traces: Traces, held_bytes: int) -> ForwardPlan | None:
         """Return None where tracing is worth its time."""
         bound = forward_bound(self.session.config, self.session.folder.config)
         if bound is None:
             return None
         static_bytes = (held_bytes or bound.weight_bytes) + self.beside_bytes
-        costs = bound.scoring(self.lengths, static_bytes=static_bytes, speed=self.speed)
+        costs = bound.scoring(self.lengths, static_bytes=static_bytes, speed=traces.speed)
         usual = int(np.median(self.lengths))
         plan = self._plan(
             costs,
             source="closed form",
-            useful_tokens=enough_tokens(lambda tokens: costs.seconds(tokens / usual, usual), self.speed),
+            useful_tokens=enough_tokens(lambda tokens: costs.seconds(tokens / usual, usual), traces.speed),
             overhead_bytes=lambda shapes: 0,
             reason=f"by an upper bound, not traced: tracing pays from {format_seconds(_WORTH_TRACING_S)} on",
         )
@@ -190,11 +176,10 @@ class _Job:
             self.lengths,
             cap_bytes=self.budget.reserved_bytes - self.beside_bytes,
             context_length=self.session.folder.context_length,
-            speed=self.speed,
         )
         plan = self._partitioned(costs, useful_tokens, traces)
         if plan.widest_bytes > _NEARLY_ALL * self.budget.reserved_bytes:
-            costs = verified(costs, traces, rows=plan.widest[0], tokens=plan.widest[1])
+            costs = traces.verified(costs, rows=plan.widest[0], tokens=plan.widest[1])
             plan = self._partitioned(costs, useful_tokens, traces)
         return plan
 
@@ -203,10 +188,10 @@ class _Job:
         if self.whole_tokens is not None:
             reason = f"{self.whole_tokens:,} tokens where memory allows it"
         return self._plan(
-            beside(costs, self.beside_bytes),
+            costs.beside(self.beside_bytes),
             source="traced",
             useful_tokens=useful_tokens,
-            overhead_bytes=lambda used: traces.overhead_bytes(most_demanding(used)),
+            overhead_bytes=traces.overhead_of,
             reason=reason,
         )
 

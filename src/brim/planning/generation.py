@@ -10,24 +10,13 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from brim.infer.engines import USUAL_PASS_TOKENS, CacheCosts, FixedRoom, MemoryRoom, Room
-from brim.memory import Budget, DeviceSpeed, UntraceableError, budget_of, device_speed, tracing
+from brim.memory import Budget, UntraceableError, tracing
 from brim.memory.closed_form import forward_bound
 from brim.notes import Say
-from brim.planning.costs import (
-    Correction,
-    PassTimes,
-    SlotsGeneration,
-    StaticGeneration,
-    Traces,
-    cache_model,
-    prefill_tokens,
-    traces_of,
-    verified_cache,
-)
+from brim.planning.costs import CacheModel, Correction, PassTimes, SlotsGeneration, StaticGeneration, Traces
 from brim.planning.plan import GenerationPlan, PlannedRows, Source, summarize_lengths
 from brim.planning.request import GenerationRequest
 from brim.units import format_seconds
@@ -45,28 +34,20 @@ _USUAL_PASS = "the usual number, since nothing was traced"
 _SETTLED = 2  # rounds: the allocator's overhead depends on the shapes, which depend on the cap, which depends on it
 
 
-_COLUMNS_ON_THE_WAY = (0.7, 0.85)  # of a cache: the allocator sees windows grow
+_GROWING = (0.7, 0.85)  # of a cache's columns: the allocator sees windows grow
 
 
 def plan_job(request: GenerationRequest, *, say: Say) -> GenerationPlan:
     """Return the plan of a job, by what earlier ones have traced or measured of the same model and device."""
     calibrations = request.calibrations
     correction = calibrations.correction()
-    if correction.outside_bytes is not None:
-        request = replace(request, device=replace(request.device, outside_bytes=correction.outside_bytes))
-    budget = budget_of(
-        request.config.memory,
-        request.device,
-        is_at_hand=request.is_at_hand,
-        held_bytes=request.held_bytes,
-        trains=False,
-    )
-    job = _Job(request=request, budget=budget, correction=correction)
+    request = request.corrected(correction)
+    job = _Job(request=request, budget=request.budget(), correction=correction)
     workload = SlotsGeneration if request.is_slots else StaticGeneration
     try:
         with tracing(request.folder):
-            traces = traces_of(workload, request.config, request.folder, request.architecture, request.device)
-            plan = job.in_closed_form() or job.traced(traces)
+            traces = Traces.of(workload, request.config, request.folder, request.architecture, request.device)
+            plan = job.in_closed_form(traces) or job.traced(traces)
     except UntraceableError as error:
         return job.untraced(error.problems[0].what)
     for note in (calibrations.note, traces.note):
@@ -81,11 +62,7 @@ class _Job:
     budget: Budget
     correction: Correction
 
-    @property
-    def speed(self) -> DeviceSpeed:
-        return device_speed(self.request.device, num_cores=torch.get_num_threads())
-
-    def in_closed_form(self) -> GenerationPlan | None:
+    def in_closed_form(self, traces: Traces) -> GenerationPlan | None:
         """Return None where tracing is worth its time."""
         request, is_slots = self.request, self.request.is_slots
         bound = forward_bound(request.config, request.folder.config)
@@ -99,7 +76,7 @@ class _Job:
         )
         cap_bytes = self.budget.reserved_bytes
         plan = cut(request, self.budget, costs, _USUAL_PASS, source="closed form", cap_bytes=cap_bytes, times=None)
-        time_s = bound.generation_s(request.lengths, costs, self.speed, rows=plan.rows, is_slots=is_slots)
+        time_s = bound.generation_s(request.lengths, costs, traces.speed, rows=plan.rows, is_slots=is_slots)
         # Of `generate` a trace takes up to a minute: there, fewer rows by the bound are enough where the job is short.
         is_enough = plan.is_ample or (not is_slots and plan.fits)
         if time_s >= _WORTH_TRACING_S or not is_enough:
@@ -110,16 +87,15 @@ class _Job:
     def traced(self, traces: Traces) -> GenerationPlan:
         """Return the plan by few traces, and one more where memory decides."""
         request, scale = self.request, self.correction.scale
-        model = cache_model(
+        model = CacheModel.of(
             traces,
             request.lengths,
             max_new_tokens=request.max_new_tokens,
             most_rows=request.most_rows,
             cap_bytes=round(self.budget.reserved_bytes / max(scale, 1.0)),
             context_length=request.folder.context_length,
-            speed=self.speed,
         )
-        plan = self._settled(replace(model.costs, scale=scale), model.times, traces)
+        plan = self._settled(replace(model, costs=replace(model.costs, scale=scale)))
         traces.save()
         if model.load_peak_bytes > plan.cap_bytes:
             return replace(plan, fits=False, notes=(*plan.notes, "the weights do not fit while they are loaded"))
@@ -152,44 +128,42 @@ class _Job:
             engine_reason=request.engine_reason,
         )
 
-    def _settled(self, costs: CacheCosts, times: PassTimes, traces: Traces) -> GenerationPlan:
+    def _settled(self, model: CacheModel) -> GenerationPlan:
+        """Return the plan under a cap that leaves the allocator what it needs for this very plan."""
         request, cap_bytes = self.request, self.budget.reserved_bytes
         for _ in range(_SETTLED):
-            tokens, reason = prefill_tokens(
-                costs, times, cap_bytes=cap_bytes, longest=request.longest, usual=request.median
-            )
-            costs = replace(costs, prefill_tokens=tokens)
-            plan = self._cut(costs, reason, times, cap_bytes)
+            model, reason = model.with_passes(cap_bytes=cap_bytes, longest=request.longest, usual=request.median)
+            plan = self._cut(model, reason, cap_bytes)
             if plan.rows == plan.memory_rows:
-                costs = verified_cache(costs, traces, plan.shapes[0].cache_shape(costs))
-                plan = self._cut(costs, reason, times, cap_bytes)
-            left_bytes = self.budget.reserved_bytes - traces.overhead_bytes(_way(costs, plan.shapes))
+                model = model.verified(plan.shapes[0].cache_shape(model.costs))
+                plan = self._cut(model, reason, cap_bytes)
+            left_bytes = self.budget.reserved_bytes - model.traces.overhead_bytes(_seen(model.costs, plan.shapes))
             if left_bytes >= cap_bytes:
                 break
             cap_bytes = left_bytes
-            plan = self._cut(costs, reason, times, cap_bytes)
+            plan = self._cut(model, reason, cap_bytes)
         return plan
 
-    def _cut(self, costs: CacheCosts, prefill_reason: str, times: PassTimes, cap_bytes: int) -> GenerationPlan:
+    def _cut(self, model: CacheModel, prefill_reason: str, cap_bytes: int) -> GenerationPlan:
         scale, reason = self.correction.scale, self.correction.reason
         return cut(
             self.request,
             self.budget,
-            costs,
+            model.costs,
             prefill_reason,
             source="traced",
             cap_bytes=cap_bytes,
-            times=times,
+            times=model.times,
             notes=(f"what rows add to the memory is corrected by what was {reason}",) if scale != 1 else (),
         )
 
 
-def _way(costs: CacheCosts, shapes: Sequence[PlannedRows]) -> list[tuple[int, ...]]:
+def _seen(costs: CacheCosts, shapes: Sequence[PlannedRows]) -> list[tuple[int, ...]]:
     """Return the job's shapes as the allocator sees them: windows grow, and prompts become shorter."""
     first = shapes[0].cache_shape(costs)
-    growing = [max(round(share * first.columns), first.prompt_tokens) for share in _COLUMNS_ON_THE_WAY]
-    on_the_way = [replace(first, columns=columns) for columns in growing]
-    return [astuple(each) for each in (*on_the_way, first, *(shape.cache_shape(costs) for shape in shapes[1:][-1:]))]
+    columns = [max(round(share * first.columns), first.prompt_tokens) for share in _GROWING]
+    growing = [replace(first, columns=each) for each in columns]
+    return [astuple(each) for each in (*growing, first, *(shape.cache_shape(costs) for shape in shapes[1:][-1:]))]
 
 
 # The job in waves

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from brim.batching import Probe, free_caches, no_trace, peak_meter, probed
 from brim.data.tokens import TokenRow, TokenRows
@@ -26,11 +27,11 @@ from brim.infer.engines import (
     Passes,
     StaticEngine,
 )
-from brim.memory import budget_of, enforce, map_large_blocks, returns_at_once
+from brim.memory import Asked, enforce, map_large_blocks, returns_at_once
 from brim.memory.trace import peak_passes
 from brim.models import LLM
 from brim.notes import Note, Say, status
-from brim.planning.costs import at_once, of_run
+from brim.planning.costs import corrected
 from brim.planning.engines import engine_for, settings_of
 from brim.planning.generation import plan_job, recut
 from brim.planning.plan import GenerationPlan
@@ -50,7 +51,7 @@ def planned_engine(llm: LLM, session: Session, prompts: TokenRows, *, say: Say) 
     """
     say(status("planning"))
     request = generation_request(session, prompts.lengths, llm=llm)
-    plan = plan_generation(request, say=say)
+    plan = _plan(request, say=say)
     require_fits(plan)
     if session.config.memory.budget != "auto":
         enforce(plan.budget, request.device)
@@ -65,8 +66,15 @@ def planned_engine(llm: LLM, session: Session, prompts: TokenRows, *, say: Say) 
     return engine_for(llm, session, room=room, on_smaller=lambda smaller: say(str(smaller)), kind=plan.engine), plan
 
 
-def plan_generation(request: GenerationRequest, *, say: Say = say_nothing) -> GenerationPlan:
-    """Plan without weights. Where the number of rows is given, the plan says what it would have taken."""
+def plan_generation(
+    session: Session, lengths: ArrayLike, *, asked: Asked | None, is_at_hand: bool, say: Say
+) -> GenerationPlan:
+    """Return the plan of a job without its weights. lengths: tokens of the prompts. See `generation_request`."""
+    return _plan(generation_request(session, lengths, asked=asked, is_at_hand=is_at_hand), say=say)
+
+
+def _plan(request: GenerationRequest, *, say: Say) -> GenerationPlan:
+    """Return the plan; where the number of rows is given, it says what it would have taken."""
     if request.fixed_rows is None:
         return plan_job(request, say=say)
     free = plan_job(replace(request, fixed_rows=None), say=say)
@@ -79,7 +87,7 @@ def plan_of_one(llm: LLM, session: Session, *, prompt_tokens: int) -> Generation
     if session.config.memory.budget == "auto":
         return None
     request = generation_request(session, [prompt_tokens], llm=llm)
-    return plan_generation(replace(request, fixed_rows=None), say=say_nothing)
+    return plan_job(replace(request, fixed_rows=None), say=say_nothing)
 
 
 def tokens_of_one(llm: LLM, session: Session, *, most: int) -> int:
@@ -193,9 +201,7 @@ def _with_what_is_left(plan: GenerationPlan, request: GenerationRequest, say: Sa
     assert plan.costs is not None, "asked before"
     if not request.device.is_cpu:
         return plan
-    left_bytes = budget_of(
-        request.config.memory, request.device, is_at_hand=True, held_bytes=request.held_bytes, trains=False
-    ).reserved_bytes
+    left_bytes = request.budget(is_at_hand=True).reserved_bytes
     if left_bytes >= plan.cap_bytes:
         return plan
     now = recut(plan, request.lengths, plan.costs, cap_bytes=left_bytes)
@@ -215,13 +221,11 @@ def _with_what_was_seen(plan: GenerationPlan, probe: Probe, request: GenerationR
     if probe.peak_bytes is None:
         return replace(plan, proof=f"{proof})")
     peak = (plan.uncorrected_bytes, probe.peak_bytes)
-    found = of_run([peak], static_bytes=plan.costs.static_bytes)
-    if found is not None:
-        request.calibrations.add(found)
+    request.calibrations.learn([peak], static_bytes=plan.costs.static_bytes)
     proof += f": {format_bytes(probe.peak_bytes)}, predicted {format_bytes(plan.shapes[0].peak_bytes)})"
-    scale = at_once(plan.costs.scale, peak, static_bytes=plan.costs.static_bytes)
-    if scale != plan.costs.scale:
-        plan = recut(plan, request.lengths, replace(plan.costs, scale=scale), cap_bytes=plan.cap_bytes)
+    costs = corrected(plan.costs, peak)
+    if costs != plan.costs:
+        plan = recut(plan, request.lengths, costs, cap_bytes=plan.cap_bytes)
     return replace(plan, proof=proof)
 
 
@@ -260,9 +264,7 @@ class _Trial:
         self._meter.begin()
         if not self._request.device.is_cpu:
             return found
-        if found.peak_bytes is None or before_bytes is None:
-            return replace(found, peak_bytes=None)
-        return replace(found, peak_bytes=found.peak_bytes - before_bytes + self._request.held_bytes)
+        return found.above(before_bytes, held_bytes=self._request.held_bytes)
 
     def _run(self, shape: CacheShape) -> int:
         llm = self._llm

@@ -1,4 +1,4 @@
-"""Put the phases of a run into its plan, or refuse phases that the run cannot go through.
+"""Describe a training run that is to be planned, and put its phases into its plan, or refuse them.
 
 What a phase takes is that of steps of each size, made of rows as the phase meets them and partitioned as the run
 partitions them.
@@ -8,113 +8,160 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from brim.batching import BatchSchedule, Costs, Stretch, rows_that_fit
 from brim.config import EFFECTIVE, Choice, dotted, ways_given, with_effective_rows
-from brim.errors import ConfigError
-from brim.planning.candidates import epoch
-from brim.planning.plan import Candidate, PhasePlan, Task, TrainingPlan, faults, larger_than_an_epoch
-from brim.planning.training_costs import PlanRequest
+from brim.config.schema import Config, FinetuneTrainer
+from brim.data.tokens import TokenRows, rows_of_step
+from brim.errors import ConfigError, Problem
+from brim.planning.candidates import Task
+from brim.planning.plan import Candidate, PhasePlan, TrainingPlan, Way
+from brim.planning.request import Request
 from brim.train import LearningRate, RunLength
 from brim.units import format_count
 
-
-def require_phases(request: PlanRequest) -> None:
-    """Raise ConfigError where the run could not take all the sizes that it asks for, or its learning rate no course."""
-    length, where = request.length, _key(request)
-    LearningRate.of(request.trainer, request.rows, length, seed=request.config.random_seed)
-    problems = faults(length.schedule, num_rows=length.num_rows, total_samples=length.total_samples, where=where)
-    if length.adaptation is not None and length.adaptation.largest > length.num_rows:
-        largest = length.adaptation.largest
-        problems.append(larger_than_an_epoch("max", largest, num_rows=length.num_rows, where=where))
-    if problems:
-        raise ConfigError(*problems)
+_TENTHS = 10  # predictions take all tokens for supervised, so runs are compared where about as many are
 
 
-def phase_notes(request: PlanRequest, *, fits: bool = True) -> Iterator[str]:
-    """Yield what is worth knowing of the batch and its phases. fits: whether there is a strategy that fits."""
-    length = request.length
-    if request.is_sized_by_memory and fits:
-        yield str(largest_choice(request))
-    yield from length.notes
-    every, taken = len(length.schedule.phases), sum(1 for _ in _stretches(length))
-    if taken < every:
-        none = f"{every - taken:,} {'takes' if every - taken == 1 else 'take'} no step"
-        yield f"{_key(request)}: of {every:,} phases {none}, since a step of the one before reaches beyond"
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest(Request):
+    """Describe a training run that is to be planned. Its configuration is resolved, but for what a plan decides."""
 
+    rows: TokenRows
+    length: RunLength
+    has_begun: bool = False  # it goes on as it was begun: nothing but its partition is open
+    is_sized_by_memory: bool = False  # its effective batch is the largest that fits, of those up to its own
 
-def with_phases(plan: TrainingPlan, request: PlanRequest) -> TrainingPlan:
-    """Return the plan with what the run's phases take in the chosen strategy, and so with the run's seconds."""
-    length = request.length
-    plan = replace(
-        plan,
-        total_samples=length.total_samples,
-        smallest_batch_size=length.sizes[0],
-        num_phases=sum(1 for _ in _stretches(length)),
-        steps_between=None if length.adaptation is None else steps_between(length),
-    )
-    if plan.chosen is None or plan.costs is None:
-        return plan
-    found = phase_costs(length, request.task, plan.chosen, plan.costs)
-    is_known = length.adaptation is None
-    return with_learning_rates(
-        replace(
+    @property
+    def trainer(self) -> FinetuneTrainer:
+        assert isinstance(self.config.trainer, FinetuneTrainer), "there is no plan where nothing is trained"
+        return self.config.trainer
+
+    @property
+    def is_bounded_by_memory(self) -> bool:
+        """Return whether the sizes that it asks for depend on how many rows fit together."""
+        return self.is_sized_by_memory or (self.trainer.batch_increase_function is not None and not self.has_begun)
+
+    @cached_property
+    def order(self) -> NDArray[np.int64]:
+        """Return the rows' positions as the first epoch takes them; each epoch has another order, of the same kind."""
+        num_rows, seed = len(self.rows), self.config.random_seed
+        return rows_of_step(num_rows=num_rows, seed=seed, consumed_samples=0, size=num_rows)[1]
+
+    @cached_property
+    def task(self) -> Task:
+        """Return what the run is to do, whatever the strategy."""
+        batch_size = self.trainer.batch_size
+        effective = min(self.length.largest_size, len(self.rows))
+        return Task(
+            lengths=self.rows.lengths[self.order],
+            effective_batch_size=effective,
+            fixed_rows=None if batch_size == "auto" else min(batch_size, effective),
+            largest=self.trainer.use_maximum_batch_size,
+        )
+
+    @property
+    def own_facts(self) -> dict[str, Any]:
+        """Return what the measurements of such work depend on (see Request)."""
+        supervised = int(self.rows.num_supervised.sum()) / max(int(self.rows.lengths.sum()), 1)
+        optimizer = self.trainer.optimizer.model_dump(mode="json")
+        return {"optimizer": optimizer, "supervised": round(_TENTHS * supervised)}
+
+    def config_of(self, way: Way) -> Config:
+        """Return the configuration of a strategy."""
+        # Where chunks are not asked for, whether the architecture allows them shows once it is built.
+        chunked = self.trainer.chunked_loss if way.chunked_loss else False
+        update = {"enable_gradient_checkpointing": way.gradient_checkpointing, "chunked_loss": chunked}
+        return self.config.model_copy(update={"trainer": self.trainer.model_copy(update=update)})
+
+    def require_phases(self) -> None:
+        """Raise ConfigError where the run could not take all the sizes that it asks for, or all its learning rates."""
+        length, where = self.length, self._key
+        self._learning_rate()
+        problems = faults(length.schedule, num_rows=length.num_rows, total_samples=length.total_samples, where=where)
+        if length.adaptation is not None and length.adaptation.largest > length.num_rows:
+            largest = length.adaptation.largest
+            problems.append(larger_than_an_epoch("max", largest, num_rows=length.num_rows, where=where))
+        if problems:
+            raise ConfigError(*problems)
+
+    def phase_notes(self, *, fits: bool = True) -> Iterator[str]:
+        """Yield what is worth knowing of the batch and its phases. fits: whether there is a strategy that fits."""
+        if self.is_sized_by_memory and fits:
+            yield str(self.largest_choice())
+        yield from self.length.notes
+        every, taken = len(self.length.schedule.phases), len(_stretches(self.length))
+        if taken < every:
+            none = f"{every - taken:,} {'takes' if every - taken == 1 else 'take'} no step"
+            yield f"{self._key}: of {every:,} phases {none}, since a step of the one before reaches beyond"
+
+    def with_phases(self, plan: TrainingPlan) -> TrainingPlan:
+        """Return the plan with what the run's phases take in the chosen strategy, and so with the run's seconds."""
+        length = self.length
+        is_known = length.adaptation is None
+        plan = replace(
             plan,
-            phases=found.phases,
-            seconds=found.seconds[0] if is_known else None,
-            seconds_between=None if is_known else found.seconds,
-        ),
-        request,
-    )
+            total_samples=length.total_samples,
+            smallest_batch_size=length.sizes[0],
+            num_phases=len(_stretches(length)),
+            steps_between=None if is_known else steps_between(length),
+        )
+        if plan.chosen is None or plan.costs is None:
+            return plan
+        found = phase_costs(length, self.task, plan.chosen, plan.costs)
+        seconds, between = (found.seconds[0], None) if is_known else (None, found.seconds)
+        return self.with_learning_rates(replace(plan, phases=found.phases, seconds=seconds, seconds_between=between))
 
+    def with_learning_rates(self, plan: TrainingPlan) -> TrainingPlan:
+        """Return the plan with this run's learning rates: an earlier plan for the same work may have had others."""
+        rate, num_rows = self._learning_rate(), self.length.num_rows
+        phases = tuple(
+            replace(phase, learning_rates=None if phase.first_sample is None else _rates(phase, rate, num_rows))
+            for phase in plan.phases
+        )
+        return replace(plan, phases=phases)
 
-def with_learning_rates(plan: TrainingPlan, request: PlanRequest) -> TrainingPlan:
-    """Return the plan with this run's learning rates: an earlier plan for the same work may have had others."""
-    length = request.length
-    rate = LearningRate.of(request.trainer, request.rows, length, seed=request.config.random_seed)
-    phases = tuple(
-        replace(phase, learning_rates=None if phase.first_sample is None else _rates(phase, rate, length.num_rows))
-        for phase in plan.phases
-    )
-    return replace(plan, phases=phases)
+    def largest_batch(self, plan: TrainingPlan) -> int:
+        """Return how many of the longest rows fit together, up to all rows; 1 where the plan cannot tell."""
+        if plan.chosen is None or plan.costs is None:
+            return 1
+        longest, most = [self.task.longest], len(self.rows)
+        (rows,) = rows_that_fit(plan.costs, longest, cap_bytes=plan.chosen.cap_bytes, most=most).tolist()
+        return max(int(rows), 1)
 
+    def bounded(self, bound: int) -> PlanRequest:
+        """Return the request with a batch of so many rows, or at most so many where batch_increase_function leads."""
+        request = self
+        if self.is_sized_by_memory:
+            request = replace(self, config=with_effective_rows(self.config, bound))
+        known = self.length.increases
+        length = RunLength.of(request.trainer, self.rows, seed=self.config.random_seed, bound=bound, known=known)
+        return replace(request, length=length)
 
-def largest_batch(plan: TrainingPlan, request: PlanRequest) -> int:
-    """Return how many of the longest rows fit together, up to all rows; 1 where the plan cannot tell."""
-    if plan.chosen is None or plan.costs is None:
-        return 1
-    longest, most = [request.task.longest], len(request.rows)
-    (rows,) = rows_that_fit(plan.costs, longest, cap_bytes=plan.chosen.cap_bytes, most=most).tolist()
-    return max(int(rows), 1)
+    def largest_choice(self, *, found: str = "") -> Choice:
+        """Return the effective batch of a run that takes as many rows as fit together. found: how a search found it."""
+        rows, tokens = self.trainer.effective_batch_size, self.task.longest
+        limit = f"{rows:,} of the longest rows, {format_count(tokens, 'token')}"
+        limit = "all rows to train on" if rows == len(self.rows) else limit
+        limit = "trainer.max_batch_size" if rows == self.trainer.max_batch_size else limit
+        return Choice(
+            key=dotted(EFFECTIVE),
+            value=rows,
+            reason=f"use_maximum_batch_size, the largest that fits: {found or limit}; so the memory decides what is "
+            "learned, and another card may learn otherwise",
+        )
 
+    @property
+    def _key(self) -> str:
+        return ".".join(map(str, next(iter(ways_given(self.trainer)), ("trainer", "effective_batch_size"))))
 
-def bounded(request: PlanRequest, bound: int) -> PlanRequest:
-    """Return the request with a batch of so many rows, or of at most so many where batch_increase_function leads it."""
-    if request.is_sized_by_memory:
-        request = replace(request, config=with_effective_rows(request.config, bound))
-    known = request.length.increases
-    length = RunLength.of(request.trainer, request.rows, seed=request.config.random_seed, bound=bound, known=known)
-    return replace(request, length=length)
-
-
-def largest_choice(request: PlanRequest, *, found: str = "") -> Choice:
-    """Return the effective batch of a run that takes as many rows as fit together. found: how a search found it."""
-    rows, tokens = request.trainer.effective_batch_size, request.task.longest
-    limit = (
-        "all rows to train on"
-        if rows == len(request.rows)
-        else f"{rows:,} of the longest rows, {format_count(tokens, 'token')}"
-    )
-    limit = "trainer.max_batch_size" if rows == request.trainer.max_batch_size else limit
-    return Choice(
-        key=dotted(EFFECTIVE),
-        value=rows,
-        reason=f"use_maximum_batch_size, the largest that fits: {found or limit}; so the memory decides what is "
-        "learned, and another card may learn otherwise",
-    )
+    def _learning_rate(self) -> LearningRate:
+        return LearningRate.of(self.trainer, self.rows, self.length, seed=self.config.random_seed)
 
 
 def _rates(phase: PhasePlan, rate: LearningRate, num_rows: int) -> tuple[float, float]:
@@ -128,12 +175,54 @@ def _rates(phase: PhasePlan, rate: LearningRate, num_rows: int) -> tuple[float, 
     )
 
 
-def _stretches(length: RunLength) -> Iterator[Stretch]:
-    return length.schedule.stretches(num_rows=length.num_rows, total_samples=length.total_samples)
+def _stretches(length: RunLength) -> list[Stretch]:
+    return list(length.schedule.stretches(num_rows=length.num_rows, total_samples=length.total_samples))
 
 
-def _key(request: PlanRequest) -> str:
-    return ".".join(map(str, next(iter(ways_given(request.trainer)), ("trainer", "effective_batch_size"))))
+def faults(schedule: BatchSchedule, *, num_rows: int, total_samples: int, where: str = "") -> list[Problem]:
+    """Return why a run cannot go through all of its phases; nothing where it can.
+
+    num_rows: of an epoch, whose end no step crosses. where: the key that asks for the phases.
+    A constant size is never at fault: a batch that is larger than the data is all of it.
+    """
+    if schedule.is_constant:
+        return []
+    return [*_too_large(schedule, num_rows, where), *_never_begun(schedule, total_samples, where)]
+
+
+def larger_than_an_epoch(who: str, size: int, *, num_rows: int, where: str) -> Problem:
+    """Return the problem of a size that no step could have. who: asks for it."""
+    return Problem(
+        what=f"{who} asks for {size:,} rows a step, and there are {num_rows:,} to train on: a step ends with its "
+        "epoch, so none would be that large",
+        where=where,
+        expected=f"at most {num_rows:,} rows a step",
+        fix=f"lower it to {num_rows:,} or less, or train on more rows",
+    )
+
+
+def _too_large(schedule: BatchSchedule, num_rows: int, where: str) -> Iterator[Problem]:
+    phases = enumerate(schedule.phases, start=1)
+    found = [(number, phase.size) for number, phase in phases if phase.size > num_rows]
+    if found:
+        number, size = max(found, key=lambda each: each[1])
+        who = f"phase {number:,} of {len(schedule.phases):,}"
+        yield larger_than_an_epoch(who, size, num_rows=num_rows, where=where)
+
+
+def _never_begun(schedule: BatchSchedule, total_samples: int, where: str) -> Iterator[Problem]:
+    late = [number for number, phase in enumerate(schedule.phases, start=1) if phase.first_sample >= total_samples]
+    if late:
+        phase, after = schedule.phases[late[0] - 1], len(late) - 1
+        more = f", nor are the {after:,} after it" if after > 1 else ", nor is the one after it" if after else ""
+        yield Problem(
+            what=f"phase {late[0]:,} of {len(schedule.phases):,}, {format_count(phase.size, 'row')} a step after "
+            f"{phase.first_sample:,} samples, is never reached, since the run ends after {total_samples:,}{more}",
+            where=where,
+            expected="phases that begin before the run ends",
+            fix="change the batch earlier, or train longer: trainer.epochs, train_steps or train_samples"
+            + (f"; for a short trial, leave it out: {where}=null" if where else ""),
+        )
 
 
 _MOST_PHASES = 16
@@ -161,7 +250,7 @@ def phase_costs(length: RunLength, task: Task, chosen: Candidate, costs: Costs) 
     """
     if length.adaptation is not None:
         return _adapting(length, task, chosen, costs)
-    every = list(length.schedule.stretches(num_rows=length.num_rows, total_samples=length.total_samples))
+    every = _stretches(length)
     if length.schedule.is_constant:
         phase, row_s = _as_chosen(length, chosen)
         steps = {phase.size: _Step(plan=phase, row_s=row_s)}
@@ -254,7 +343,7 @@ def _step(task: Task, chosen: Candidate, costs: Costs, size: int, first_sample: 
     num_cut = min(max(_MOST_ROWS // rows_per_step, 1), num_rows // rows_per_step) * rows_per_step
     rows = (first_sample + np.arange(num_cut)) % num_rows
     window = replace(task, lengths=task.lengths[rows], effective_batch_size=rows_per_step)
-    totals = epoch(window, costs, cap_bytes=chosen.cap_bytes)
+    totals = window.epoch(costs, cap_bytes=chosen.cap_bytes)
     more_bytes = totals.widest.peak_bytes - int(np.ceil(costs.peak_bytes(*chosen.widest)))
     row_s = totals.seconds / num_cut
     plan = PhasePlan(

@@ -1,41 +1,24 @@
 """Hold what is decided before a run starts: the candidates, the one that was chosen, and why.
 
-Phases that a run cannot go through as they are asked for are found here, and the lengths of a data set's rows are
-summarised. The plan of a generation is beside that of a training.
+The lengths of a data set's rows are summarised. The plan of a generation is beside that of a training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias, TypeVar
+from functools import cache
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+from pydantic import TypeAdapter
 
-from brim.batching import BatchSchedule, Costs
-from brim.errors import Problem
+from brim.batching import Costs
 from brim.infer.engines import CacheCosts, CacheShape, FixedRoom, MemoryRoom, Room
 from brim.memory import Budget
-from brim.planning.costs import BoundBy
+from brim.planning.costs import BoundBy, Shape
 from brim.units import format_bytes, format_count, format_seconds
-
-RowsAndTokens: TypeAlias = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """Hold what a run is to do, whatever the strategy."""
-
-    lengths: NDArray[np.int64]  # tokens of each row, in the order in which an epoch takes them
-    effective_batch_size: int  # the most that a step has
-    fixed_rows: int | None  # rows of each micro-batch, where the configuration says so; None: by length
-    largest: bool  # the largest micro-batches instead of the fastest
-
-    @property
-    def longest(self) -> int:
-        return int(self.lengths.max())
-
 
 Source: TypeAlias = Literal["traced", "closed form", "none"]
 
@@ -121,59 +104,10 @@ class GenerationPlan:
         return {name: value for name, value in asdict(self).items() if name != "costs"}
 
 
-def faults(schedule: BatchSchedule, *, num_rows: int, total_samples: int, where: str = "") -> list[Problem]:
-    """Return why a run cannot go through all of its phases; nothing where it can.
-
-    num_rows: of an epoch, whose end no step crosses. where: the key that asks for the phases.
-    A constant size is never at fault: a batch that is larger than the data is all of it.
-    """
-    if schedule.is_constant:
-        return []
-    return [*_too_large(schedule, num_rows, where), *_never_begun(schedule, total_samples, where)]
-
-
-def larger_than_an_epoch(who: str, size: int, *, num_rows: int, where: str) -> Problem:
-    """Return the problem of a size that no step could have. who: asks for it."""
-    return Problem(
-        what=f"{who} asks for {size:,} rows a step, and there are {num_rows:,} to train on: a step ends with its "
-        "epoch, so none would be that large",
-        where=where,
-        expected=f"at most {num_rows:,} rows a step",
-        fix=f"lower it to {num_rows:,} or less, or train on more rows",
-    )
-
-
-def _too_large(schedule: BatchSchedule, num_rows: int, where: str) -> Iterator[Problem]:
-    phases = enumerate(schedule.phases, start=1)
-    found = [(number, phase.size) for number, phase in phases if phase.size > num_rows]
-    if found:
-        number, size = max(found, key=lambda each: each[1])
-        who = f"phase {number:,} of {len(schedule.phases):,}"
-        yield larger_than_an_epoch(who, size, num_rows=num_rows, where=where)
-
-
-def _never_begun(schedule: BatchSchedule, total_samples: int, where: str) -> Iterator[Problem]:
-    late = [number for number, phase in enumerate(schedule.phases, start=1) if phase.first_sample >= total_samples]
-    if late:
-        phase, after = schedule.phases[late[0] - 1], len(late) - 1
-        more = f", nor are the {after:,} after it" if after > 1 else ", nor is the one after it" if after else ""
-        yield Problem(
-            what=f"phase {late[0]:,} of {len(schedule.phases):,}, {format_count(phase.size, 'row')} a step after "
-            f"{phase.first_sample:,} samples, is never reached, since the run ends after {total_samples:,}{more}",
-            where=where,
-            expected="phases that begin before the run ends",
-            fix="change the batch earlier, or train longer: trainer.epochs, train_steps or train_samples"
-            + (f"; for a short trial, leave it out: {where}=null" if where else ""),
-        )
-
-
 TimeSource: TypeAlias = Literal["measured", "estimated"]
 
 
 AMPLE_SHARE = 0.5  # of the budget
-
-
-_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,16 +130,16 @@ class Candidate:
     fits: bool
     reason: str  # why it does not fit, or what it costs, in one line with numbers
     single_row_bytes: int  # total (reserved and outside) for the longest row alone
-    total_bytes: int | None  # for the largest micro-batch of the plan; None: it does not fit
+    total_bytes: int | None = None  # for the largest micro-batch of the plan; None here and below: it does not fit
     cap_bytes: int  # allocated bytes that a micro-batch may reach
     cap_binds: bool  # with more memory the partition would be another
-    widest: tuple[int, int] | None  # (rows, tokens) of the micro-batch that takes the most
-    micro_batches_per_step: float | None  # on average
-    padding: float | None  # padded over real tokens
-    seconds_per_epoch: float | None  # forward and backward passes and updates
-    bound_by: BoundBy | None
-    time_source: TimeSource
-    too_long: tuple[int, ...]  # positions of the rows that do not fit alone
+    widest: Shape | None = None  # (rows, tokens) of the micro-batch that takes the most
+    micro_batches_per_step: float | None = None  # on average
+    padding: float | None = None  # padded over real tokens
+    seconds_per_epoch: float | None = None  # forward and backward passes and updates
+    bound_by: BoundBy | None = None
+    time_source: TimeSource = "estimated"
+    too_long: tuple[int, ...] = ()  # positions of the rows that do not fit alone
     longest_that_fits: int | None  # tokens of a row that fits alone; None: no row does
     advice: tuple[str, ...] = ()  # what would make it faster, by what it is bound by
     update_s: float = 0.0  # of seconds_per_epoch, what the optimizer's own part of a step takes
@@ -317,46 +251,13 @@ class TrainingPlan:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> TrainingPlan:
-        """Read back from JSON what `as_dict` gave; anything else raises KeyError, TypeError or ValueError."""
-        chosen, costs = saved["chosen"], saved["costs"]
-        lengths = saved["lengths"]
-        return cls(
-            **{
-                **saved,
-                "budget": Budget(**saved["budget"]),
-                "lengths": LengthSummary(**{**lengths, "histogram": tuple(map(tuple, lengths["histogram"]))}),
-                "candidates": tuple(map(_candidate, saved["candidates"])),
-                "chosen": None if chosen is None else _candidate(chosen),
-                "costs": None if costs is None else Costs.from_dict(costs),
-                "advice": tuple(saved["advice"]),
-                "helps": tuple(saved["helps"]),
-                "too_long": tuple(LongRow(**row) for row in saved["too_long"]),
-                "phases": tuple(map(_phase, saved.get("phases", ()))),
-                "steps_between": _pair(saved.get("steps_between")),
-                "seconds_between": _pair(saved.get("seconds_between")),
-            }
-        )
+        """Read back from JSON what `as_dict` gave; anything else raises ValueError."""
+        return _adapter().validate_python(saved)
 
 
-def _phase(saved: Mapping[str, Any]) -> PhasePlan:
-    return PhasePlan(**{**saved, "learning_rates": _pair(saved["learning_rates"])})
-
-
-def _pair(saved: Sequence[_Number] | None) -> tuple[_Number, _Number] | None:
-    return None if saved is None else (saved[0], saved[1])
-
-
-def _candidate(saved: Mapping[str, Any]) -> Candidate:
-    rows_and_tokens = saved["widest"]
-    return Candidate(
-        **{
-            **saved,
-            "way": Way(**saved["way"]),
-            "widest": None if rows_and_tokens is None else (rows_and_tokens[0], rows_and_tokens[1]),
-            "too_long": tuple(saved["too_long"]),
-            "advice": tuple(saved["advice"]),
-        }
-    )
+@cache
+def _adapter() -> TypeAdapter[TrainingPlan]:
+    return TypeAdapter(TrainingPlan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,11 @@
-"""Describe a job of generation: a configuration, a device, the lengths of its prompts, and which engine runs it."""
+"""Describe what is to be planned: a model on a device; for generation, the lengths of prompts and the engine, too."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,9 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from brim.config.schema import Config, FinetuneTrainer
 from brim.errors import ConfigError, Problem
 from brim.infer.engines import MemoryRoom, SlotsEngine, StaticEngine, generation_settings, model_class
-from brim.memory import Asked, Device, device_at_hand, read_architecture
+from brim.memory import Asked, Budget, Device, budget_of, device_at_hand, read_architecture
 from brim.models import LLM, ModelFolder
-from brim.planning.costs import Calibrations, versions
+from brim.planning.costs import Calibrations, Correction, versions
 from brim.session import Session
 from brim.storage import cache_folder, source_digest
 
@@ -25,15 +26,51 @@ if TYPE_CHECKING:
 _SECTIONS = {"precision", "adapter", "quantization", "initialize", "model_parameters"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class GenerationRequest:
-    """Describe a job that is to be planned."""
+RequestT = TypeVar("RequestT", bound="Request")
 
-    config: Config  # resolved for the device
+
+@dataclass(frozen=True, kw_only=True)
+class Request(ABC):
+    """Describe work that is to be planned: a model, by its resolved configuration, on a device."""
+
+    config: Config
     folder: ModelFolder
     architecture: PretrainedConfig
     device: Device
-    is_at_hand: bool  # the job will take place on this very device
+    is_at_hand: bool  # the work will take place on this very device
+
+    @property
+    @abstractmethod
+    def own_facts(self) -> dict[str, Any]:
+        """Return what measurements of the memory depend on beside model, adapter and device."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return all that measurements of the model's memory depend on."""
+        return {
+            "device": self.device.title,
+            "base": self.folder.config,
+            "settings": self.config.model_dump(mode="json", include=_SECTIONS),
+            "versions": versions(),
+            **self.own_facts,
+        }
+
+    @property
+    def calibrations(self) -> Calibrations:
+        """Return what was measured of this model, with this adapter, on this device."""
+        return Calibrations(cache_folder(), self.facts)
+
+    def corrected(self: RequestT, correction: Correction) -> RequestT:
+        """Return the request with what was seen outside PyTorch, if anything was."""
+        if correction.outside_bytes is None:
+            return self
+        return replace(self, device=replace(self.device, outside_bytes=correction.outside_bytes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest(Request):
+    """Describe a job that is to be planned."""
+
     lengths: NDArray[np.int64]  # tokens of the prompts, the longest first; at least one
     fixed_rows: int | None  # rows that run together, where somebody says so
     held_bytes: int = 0  # of the weights, where they are loaded already
@@ -74,26 +111,27 @@ class GenerationRequest:
         """Return the settings of transformers, but for the tokens that end a text."""
         return generation_settings(self.config.generation, pad_id=0, end_ids=[0])
 
+    def budget(self, *, is_at_hand: bool | None = None) -> Budget:
+        """Return the budget beside what the model holds. is_at_hand: None: as the request says."""
+        return budget_of(
+            self.config.memory,
+            self.device,
+            is_at_hand=self.is_at_hand if is_at_hand is None else is_at_hand,
+            held_bytes=self.held_bytes,
+            trains=False,
+        )
+
     @property
-    def facts(self) -> dict[str, Any]:
-        """Return all that measurements of the model's memory depend on."""
+    def own_facts(self) -> dict[str, Any]:
+        """Return what the measurements of such work depend on (see Request)."""
         generation = self.config.generation
         return {
             "phase": "generate",
-            "device": self.device.title,
-            "base": self.folder.config,
-            "settings": self.config.model_dump(mode="json", include=_SECTIONS),
             "engine": self.engine,
             "beams": generation.num_beams,
             "samples": generation.do_sample,
             "code": source_digest(("infer",)),
-            "versions": versions(),
         }
-
-    @property
-    def calibrations(self) -> Calibrations:
-        """Return what was measured of this model on this device."""
-        return Calibrations(cache_folder(), self.facts)
 
 
 def generation_request(

@@ -23,18 +23,10 @@ from brim.memory.allocator import AllocatorSettings
 from brim.models import open_adapter, own_dropout
 from brim.notes import Say, status
 from brim.planning.candidates import WayCosts, candidate, choose, verified_strategy, ways
-from brim.planning.costs import Calibrations, Correction, at_once, of_run, versions
-from brim.planning.phases import (
-    bounded,
-    largest_batch,
-    largest_choice,
-    phase_notes,
-    require_phases,
-    with_learning_rates,
-    with_phases,
-)
+from brim.planning.costs import Correction
+from brim.planning.phases import PlanRequest
 from brim.planning.plan import Candidate, LongRow, TrainingPlan, Way, summarize_lengths
-from brim.planning.training_costs import PlanCache, PlanRequest, plan_facts, traced
+from brim.planning.training_costs import PlanCache, plan_facts, traced
 from brim.storage import cache_folder
 from brim.train import Peak as StepPeak
 from brim.units import format_bytes, format_count
@@ -62,11 +54,11 @@ def plan_run(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -
     """
     if request.is_bounded_by_memory:
         planned = _bounded_by_memory(request, replan=replan, say=say)
-        require_phases(planned.request)
+        planned.request.require_phases()
         if not every_way:
             return planned
         request = planned.request
-    require_phases(request)
+    request.require_phases()
     return _planned(request, every_way=every_way, replan=replan, say=say)
 
 
@@ -81,40 +73,39 @@ def _bounded_by_memory(request: PlanRequest, *, replan: bool, say: Say) -> Plann
     if request.is_sized_by_memory:
         most = request.length.schedule.final_size
         first = min(most, _FIRST_ROWS)
-        found, bound = bounded(request, first), first if first == most else None
+        found, bound = request.bounded(first), first if first == most else None
     while True:
         planned = _planned(found, every_way=False, replan=replan, say=say)
-        fits = min(largest_batch(planned.plan, found), most)
+        fits = min(found.largest_batch(planned.plan), most)
         if bound is not None and fits >= bound:
             return planned
-        found, bound = bounded(request, fits), fits
+        found, bound = request.bounded(fits), fits
 
 
 def _planned(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -> Planned:
     say(status("planning"))
     correction = Correction() if replan else _correction(request, say)
-    if correction.outside_bytes is not None:
-        request = replace(request, device=replace(request.device, outside_bytes=correction.outside_bytes))
+    request = request.corrected(correction)
     budget = budget_of(request.config.memory, request.device, is_at_hand=request.is_at_hand)
     plan = None if replan else _cached(request, budget, correction, every_way=every_way, say=say)
     if plan is None:
         plan = _made(request, budget, correction, every_way=every_way, is_kept=not replan, say=say)
         if every_way or plan.chosen is not None:
             keep(plan, request, budget, every_way=every_way, say=say)
-    plan = with_learning_rates(plan, request)
+    plan = request.with_learning_rates(plan)
     return Planned(plan=plan, choices=_choices(request, plan), request=request)
 
 
 def keep(plan: TrainingPlan, request: PlanRequest, budget: Budget, *, every_way: bool, say: Say) -> None:
     """Keep a plan for later runs."""
-    cache = _cache_of(request, budget, calibrations_of(request).correction(), every_way=every_way)
+    cache = _cache_of(request, budget, request.calibrations.correction(), every_way=every_way)
     cache.write(plan)
     if cache.note is not None:
         say(cache.note)
 
 
 def _correction(request: PlanRequest, say: Say) -> Correction:
-    calibrations = calibrations_of(request)
+    calibrations = request.calibrations
     correction = calibrations.correction()
     if calibrations.note is not None:
         say(calibrations.note)
@@ -131,7 +122,7 @@ def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, e
     settings = None if trained is None else open_adapter(trained).settings.model_dump(mode="json")
     facts = plan_facts(request.config, request.folder.config, request.task.lengths, adapter=settings)
     length = request.length
-    facts |= {"sizes": length.sizes, "course": length.course(), "notes": list(phase_notes(request))}
+    facts |= {"sizes": length.sizes, "course": length.course(), "notes": list(request.phase_notes())}
     facts |= {"every_way": every_way}
     if not request.device.is_cpu:
         facts |= {"allocator": str(AllocatorSettings.from_environment(os.environ))}
@@ -223,14 +214,14 @@ def _plan(
         helps=() if chosen is not None else _helps(request, budget, candidates, known),
         too_long=() if chosen is not None else _too_long(request, candidates, known),
     )
-    return with_phases(plan, request)
+    return request.with_phases(plan)
 
 
 def _advice(request: PlanRequest, chosen: Candidate | None, correction: Correction) -> tuple[str, ...]:
     notes = tuple(dropout_notes(request.config, request.architecture.to_dict()))
     if correction.scale != 1:
         notes = (f"what micro-batches add to the memory is corrected by what was {correction.reason}", *notes)
-    notes = (*phase_notes(request, fits=chosen is not None), *notes)
+    notes = (*request.phase_notes(fits=chosen is not None), *notes)
     return notes if chosen is None else (*notes, *chosen.advice)
 
 
@@ -284,7 +275,7 @@ def _choices(request: PlanRequest, plan: TrainingPlan) -> tuple[Choice, ...]:
     """Return what the configuration leaves open. The loss is in chunks wherever the plan is not against them."""
     chosen, reason = plan.chosen, plan.reason
     key = "trainer.enable_gradient_checkpointing"
-    choices = [largest_choice(request)] if request.is_sized_by_memory else []
+    choices = [request.largest_choice()] if request.is_sized_by_memory else []
     is_open = request.trainer.enable_gradient_checkpointing == "auto"
     if chosen is None:
         why = "no strategy fits, and this takes the least"
@@ -310,38 +301,6 @@ def too_long(plan: TrainingPlan) -> list[Problem]:
     return [Problem(what=f"{what}, and {there} may be used ({plan.budget.limit_reason})", fix="; or ".join(plan.helps))]
 
 
-_SECTIONS = {"precision", "adapter", "quantization", "initialize", "model_parameters"}
-
-
-_TENTHS = 10  # predictions take all tokens for supervised, so runs are compared where about as many are
-
-
-def calibrations_of(request: PlanRequest) -> Calibrations:
-    """Return what was measured of this model, adapter and optimizer on this device."""
-    supervised = int(request.rows.num_supervised.sum()) / max(int(request.rows.lengths.sum()), 1)
-    facts = {
-        "device": request.device.title,
-        "base": request.folder.config,
-        "settings": request.config.model_dump(mode="json", include=_SECTIONS),
-        "optimizer": request.trainer.optimizer.model_dump(mode="json"),
-        "supervised": round(_TENTHS * supervised),
-        "versions": versions(),
-    }
-    return Calibrations(cache_folder(), facts)
-
-
-def with_probe(costs: Costs, probe: Probe, predicted_bytes: int) -> tuple[int, Costs]:
-    """Return what was predicted of a probe without the costs' correction, and the costs with what it has shown.
-
-    They change where the probe took more than predicted.
-    """
-    uncorrected = _uncorrected(costs, predicted_bytes)
-    if probe.peak_bytes is None:
-        return uncorrected, costs
-    scale = at_once(costs.scale, (uncorrected, probe.peak_bytes), static_bytes=costs.static_bytes)
-    return uncorrected, replace(costs, scale=scale)
-
-
 def remember(
     request: PlanRequest,
     costs: Costs,
@@ -350,17 +309,10 @@ def remember(
     device: torch.device,
 ) -> None:
     """Keep what a run has measured. probes: with the bytes that were predicted of each before any correction."""
-    seen = [(_uncorrected(costs, step.predicted_bytes), step.measured_bytes) for step in steps]
+    seen = [(costs.uncorrected(step.predicted_bytes), step.measured_bytes) for step in steps]
     seen += [(predicted_bytes, probe.peak_bytes) for predicted_bytes, probe in probes]
     peaks = [(predicted, measured) for predicted, measured in seen if measured is not None]
-    found = of_run(peaks, static_bytes=costs.static_bytes, outside_bytes=_outside_bytes(device))
-    if found is not None:
-        calibrations_of(request).add(found)
-
-
-def _uncorrected(costs: Costs, predicted_bytes: int) -> int:
-    """Return what these costs predicted, as it would be without their correction."""
-    return costs.static_bytes + round((predicted_bytes - costs.static_bytes) / costs.scale)
+    request.calibrations.learn(peaks, static_bytes=costs.static_bytes, outside_bytes=_outside_bytes(device))
 
 
 def _outside_bytes(device: torch.device) -> int | None:

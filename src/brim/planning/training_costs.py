@@ -1,7 +1,7 @@
 """Trace one strategy: its memory and its time for every shape that the rows can make.
 
-`PlanRequest` holds what is to be planned: a configuration, a device and rows. `PlanCache` keeps plans, so that for the
-same work on the same device none is made twice. `time_advice` says what would make a step faster.
+`PlanCache` keeps plans, so that for the same work on the same device none is made twice. `time_advice` says what would
+make a step faster.
 """
 
 from __future__ import annotations
@@ -9,47 +9,24 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 import brim
 from brim.batching import Costs
 from brim.config.schema import Config, FinetuneTrainer
-from brim.data.tokens import TokenRows, rows_of_step
-from brim.memory import Budget, Device, device_speed, tracing
-from brim.models import ModelFolder
+from brim.memory import Budget, tracing
 from brim.notes import Say
 from brim.planning.candidates import WayCosts
-from brim.planning.costs import (
-    Correction,
-    Shape,
-    TimeEstimate,
-    Traces,
-    TrainingSteps,
-    estimate,
-    most_demanding,
-    peak_surface,
-    seconds_of,
-    shapes_to_count,
-    traces_of,
-    verified,
-    versions,
-)
-from brim.planning.plan import RowsAndTokens, Task, TrainingPlan, Way
+from brim.planning.costs import Correction, Shape, TimeEstimate, Traces, TrainingSteps, seconds_of, versions
+from brim.planning.phases import PlanRequest
+from brim.planning.plan import TrainingPlan, Way
 from brim.storage import Cache, digest
-from brim.train import RunLength
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
-
-_SHORT_PERCENT = 10  # of the rows are shorter than what is taken for short
 
 
 def traced(
@@ -66,29 +43,34 @@ def traced(
 def _traced(request: PlanRequest, way: Way, budget: Budget, scale: float, is_kept: bool, say: Say) -> WayCosts:
     task, folder = request.task, request.folder
     steps = partial(TrainingSteps, is_single=task.effective_batch_size == 1)
-    traces = traces_of(steps, request.config_of(way), folder, request.architecture, request.device, is_kept=is_kept)
+    traces = Traces.of(steps, request.config_of(way), folder, request.architecture, request.device, is_kept=is_kept)
     basics = traces.basics
-    peak = peak_surface(
-        traces,
+    peak = traces.peak_surface(
         task.lengths,
         most_rows=task.fixed_rows or task.effective_batch_size,
         cap_bytes=round(budget.reserved_bytes / max(scale, 1.0)),
         context_length=folder.context_length,
     )
-    time = _time(request, traces)
-    update_s = seconds_of(traces.find(()).work["update"], time.speed)
+    time = traces.time(
+        task.lengths,
+        longest=task.longest,
+        wide=task.effective_batch_size,
+        most_rows=task.effective_batch_size,
+        known=[(shape[0], shape[1]) for shape in traces.asked if shape],  # by this plan, and no others that are kept
+    )
+    update_s = seconds_of(traces.find(()).work["update"], traces.speed)
     traces.save()
     if traces.note is not None:
         say(traces.note)
     costs = Costs(peak=peak, static_bytes=basics["static"], time=time.surface, scale=scale)
 
-    def overhead(of: Sequence[RowsAndTokens]) -> int:
+    def overhead(of: Sequence[Shape]) -> int:
         with tracing(folder):
-            return traces.overhead_bytes(most_demanding(of))
+            return traces.overhead_of(of)
 
     def traced_at(rows: int, tokens: int) -> Costs:
         with tracing(folder):
-            return verified(costs, traces, rows=rows, tokens=tokens)
+            return traces.verified(costs, rows=rows, tokens=tokens)
 
     return WayCosts(
         way=replace(way, chunked_loss=basics["chunk_positions"] > 0),
@@ -101,71 +83,6 @@ def _traced(request: PlanRequest, way: Way, budget: Budget, scale: float, is_kep
         advice=lambda of: time_advice(time, of),
         traced_at=traced_at,
     )
-
-
-def _time(request: PlanRequest, traces: Traces) -> TimeEstimate:
-    """Return the estimate by the shapes that this plan has asked for, and by no others that are known."""
-    task = request.task
-    short = int(np.percentile(task.lengths, _SHORT_PERCENT, method="inverted_cdf"))
-    asked = [(shape[0], shape[1]) for shape in traces.asked if shape]
-    missing = shapes_to_count(asked, longest=task.longest, short=short, most_rows=task.effective_batch_size)
-    return estimate(
-        {shape: traces.work(*shape) for shape in (*asked, *missing)},
-        device_speed(request.device, num_cores=torch.get_num_threads()),
-        longest=task.longest,
-        shortest=int(task.lengths.min()),
-        most_rows=task.effective_batch_size,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanRequest:
-    """Describe a training run that is to be planned."""
-
-    config: Config  # resolved for the device, but for what a plan decides
-    folder: ModelFolder
-    architecture: PretrainedConfig
-    device: Device
-    is_at_hand: bool  # the run will take place on this very device
-    rows: TokenRows
-    length: RunLength
-    has_begun: bool = False  # it goes on as it was begun: nothing but its partition is open
-    is_sized_by_memory: bool = False  # its effective batch is the largest that fits, of those up to its own
-
-    @property
-    def trainer(self) -> FinetuneTrainer:
-        assert isinstance(self.config.trainer, FinetuneTrainer), "there is no plan where nothing is trained"
-        return self.config.trainer
-
-    @property
-    def is_bounded_by_memory(self) -> bool:
-        """Return whether the sizes that it asks for depend on how many rows fit together."""
-        return self.is_sized_by_memory or (self.trainer.batch_increase_function is not None and not self.has_begun)
-
-    @cached_property
-    def order(self) -> NDArray[np.int64]:
-        """Return the rows' positions as the first epoch takes them; each epoch has another order, of the same kind."""
-        num_rows, seed = len(self.rows), self.config.random_seed
-        return rows_of_step(num_rows=num_rows, seed=seed, consumed_samples=0, size=num_rows)[1]
-
-    @cached_property
-    def task(self) -> Task:
-        """Return what the run is to do, whatever the strategy."""
-        batch_size = self.trainer.batch_size
-        effective = min(self.length.largest_size, len(self.rows))
-        return Task(
-            lengths=self.rows.lengths[self.order],
-            effective_batch_size=effective,
-            fixed_rows=None if batch_size == "auto" else min(batch_size, effective),
-            largest=self.trainer.use_maximum_batch_size,
-        )
-
-    def config_of(self, way: Way) -> Config:
-        """Return the configuration of a strategy."""
-        # Where chunks are not asked for, whether the architecture allows them shows once it is built.
-        chunked = self.trainer.chunked_loss if way.chunked_loss else False
-        update = {"enable_gradient_checkpointing": way.gradient_checkpointing, "chunked_loss": chunked}
-        return self.config.model_copy(update={"trainer": self.trainer.model_copy(update=update)})
 
 
 _KIND = "plans"

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+from brim.batching import Costs
+from brim.infer.engines import CacheCosts
 from brim.storage import Cache, digest
 from brim.units import format_count
 
@@ -37,6 +39,9 @@ _ALIKE = 0.01  # a scale that is off by less changes nothing
 
 
 Peak: TypeAlias = tuple[int, int]  # of a step or a probe: allocated as predicted before any correction, and as measured
+
+
+AnyCosts = TypeVar("AnyCosts", Costs, CacheCosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +87,15 @@ def of_run(peaks: Sequence[Peak], *, static_bytes: int, outside_bytes: int | Non
     return RunPeaks(scale=_bounded(max(telling)), outside_bytes=outside_bytes, num_peaks=len(telling))
 
 
-def at_once(scale: float, probe: Peak, *, static_bytes: int) -> float:
-    """Return the scale with what a probe has just shown, where it shows more than was expected.
+def corrected(costs: AnyCosts, probe: Peak) -> AnyCosts:
+    """Return the costs with what a probe has just shown, where it shows more than was expected.
 
     A probe that takes less than predicted lowers nothing: other rows may take more than those that were tried.
     """
-    found = of_run([probe], static_bytes=static_bytes)
-    return scale if found is None or found.scale <= scale * (1 + _ALIKE) else found.scale
+    found = of_run([probe], static_bytes=costs.static_bytes)
+    if found is None or found.scale <= costs.scale * (1 + _ALIKE):
+        return costs
+    return replace(costs, scale=found.scale)
 
 
 def combined(runs: Sequence[RunPeaks]) -> Correction:
@@ -124,6 +131,12 @@ class Calibrations:
     def correction(self) -> Correction:
         """Return that of the runs so far."""
         return combined(self._runs())
+
+    def learn(self, peaks: Sequence[Peak], *, static_bytes: int, outside_bytes: int | None = None) -> None:
+        """Keep what the peaks of a run say, if anything (see `of_run`)."""
+        run = of_run(peaks, static_bytes=static_bytes, outside_bytes=outside_bytes)
+        if run is not None:
+            self.add(run)
 
     def add(self, run: RunPeaks) -> None:
         """Keep what a run has measured."""

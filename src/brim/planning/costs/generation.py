@@ -6,7 +6,7 @@ device's figures. As many tokens of prompts pass together as pay, and few enough
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import TypeAlias
 
@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from brim.batching import Surface
 from brim.infer.engines import CacheCosts, CacheShape
 from brim.memory import DeviceSpeed
-from brim.planning.costs.sampling import round_length, round_rows, through
-from brim.planning.costs.time import WorkLaw, law_through, roofline
+from brim.planning.costs.sampling import round_length, round_rows, sampled_length, short_length, through
+from brim.planning.costs.time import WorkLaw, fewest_near_least, law_through, roofline
 from brim.planning.costs.traces import Found, Traces
 from brim.planning.costs.workloads import SlotsGeneration
 from brim.units import format_bytes
@@ -28,16 +28,10 @@ _Point: TypeAlias = tuple[int, int]  # N, bytes
 _Sample: TypeAlias = tuple[CacheShape, Found]
 
 
-_LENGTH_STEP = 64  # prompts' lengths are rounded up to it, so that other data of the same kind meets the same samples
-
-
-_SHARE_OF_SHORT_PROMPTS = 10  # percent
-
-
 _MUCH_SHORTER = 0.75  # of the longest prompt; shorter ones get samples of their own
 
 
-_PASS_TOKENS = 1024  # of a pass over several prompts; more make none faster: see `prefill_tokens`
+_PASS_TOKENS = 1024  # of a pass over several prompts; more make none faster: see `tokens_that_pay`
 
 
 # Some kernels are for few rows alone: bitsandbytes' product of a vector, up to 4 rows.
@@ -48,9 +42,80 @@ _FEW_ROWS = 8
 class CacheModel:
     """Predict what generation of one configuration costs on one device."""
 
-    costs: CacheCosts  # every prompt passes alone, until somebody says how many tokens pass together
+    traces: Traces
+    costs: CacheCosts  # every prompt passes alone, until `with_passes`
     times: PassTimes
     load_peak_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        traces: Traces,
+        lengths: ArrayLike,
+        *,
+        max_new_tokens: int,
+        most_rows: int,
+        cap_bytes: int,
+        context_length: int | None,
+    ) -> CacheModel:
+        """Return the model of these prompts, by two samples, or four where prompts differ much in length.
+
+        lengths: tokens of the prompts. context_length: tokens that the model takes at most.
+        """
+        prompts = np.asarray(lengths, dtype=np.int64)
+        # brim's own engine reads prompts pass by pass, and does not keep the last token.
+        is_slots = isinstance(traces.workload, SlotsGeneration)
+        longest = sampled_length(prompts, context=None if context_length is None else context_length - max_new_tokens)
+        short = round_length(short_length(prompts))
+        where = _Region(
+            longest=longest,
+            short=short if short <= _MUCH_SHORTER * longest else longest,
+            response_columns=max_new_tokens - 1 if is_slots else max_new_tokens,
+            most_rows=max(2, most_rows),
+            cap_bytes=cap_bytes,
+            passes_alone=is_slots,
+        )
+        lines = _lines(traces, where)
+        samples = [each for line in lines for each in line]
+        static_bytes, cell_bytes = _held(samples)
+        return cls(
+            traces=traces,
+            costs=CacheCosts(
+                static_bytes=static_bytes,
+                cell_bytes=cell_bytes,
+                prefill=_surface({line[0][0].prompt_tokens: [*map(_of_prefill, line)] for line in lines}),
+                step=_surface({line[0][0].columns: [*map(_of_step, line)] for line in lines}),
+                prefill_tokens=1,
+                response_columns=where.response_columns,
+                shortest_tokens=int(prompts.min()),
+            ),
+            times=PassTimes(
+                prefill=law_through(
+                    [(_of_prefill(each)[0], each[0].prompt_tokens, each[1].work["prefill"]) for each in samples]
+                ),
+                step=law_through([(shape.rows, shape.columns, found.work["step"]) for shape, found in samples]),
+                speed=traces.speed,
+            ),
+            load_peak_bytes=max(found.numbers["load_peak"] for _, found in samples),
+        )
+
+    def verified(self, shape: CacheShape) -> CacheModel:
+        """Return the model after one more trace: exact there."""
+        _, found = sample = _sample(self.traces, shape)
+        costs = replace(
+            self.costs,
+            prefill=through(self.costs.prefill, _of_prefill(sample)[0], shape.prompt_tokens, found.numbers["prefill"]),
+            step=through(self.costs.step, shape.rows, shape.columns, found.numbers["step"]),
+        )
+        return replace(self, costs=costs)
+
+    def with_passes(self, *, cap_bytes: int, longest: int, usual: int) -> tuple[CacheModel, str]:
+        """Return the model with as many tokens of prompts in a pass as pay, and why. Longer prompts pass alone.
+
+        longest, usual: tokens of a prompt.
+        """
+        tokens, reason = self.times.tokens_that_fit(self.costs, cap_bytes=cap_bytes, longest=longest, usual=usual)
+        return replace(self, costs=replace(self.costs, prefill_tokens=tokens)), reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,71 +138,6 @@ class _Region:
             prompts=prompts if self.passes_alone else rows,
             prompt_tokens=tokens,
         )
-
-
-def cache_model(
-    traces: Traces,
-    lengths: ArrayLike,
-    *,
-    max_new_tokens: int,
-    most_rows: int,
-    cap_bytes: int,
-    context_length: int | None,
-    speed: DeviceSpeed,
-) -> CacheModel:
-    """Return the model of these prompts, by two samples, or four where prompts differ much in length.
-
-    lengths: tokens of the prompts. context_length: tokens that the model takes at most.
-    """
-    prompts = np.asarray(lengths, dtype=np.int64)
-    # brim's own engine reads prompts pass by pass, and does not keep the last token.
-    is_slots = isinstance(traces.workload, SlotsGeneration)
-    longest = int(prompts.max())
-    rounded = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
-    if context_length is not None:
-        rounded = max(min(rounded, context_length - max_new_tokens), longest)
-    short = round_length(int(np.percentile(prompts, _SHARE_OF_SHORT_PROMPTS, method="inverted_cdf")))
-    where = _Region(
-        longest=rounded,
-        short=short if short <= _MUCH_SHORTER * rounded else rounded,
-        response_columns=max_new_tokens - 1 if is_slots else max_new_tokens,
-        most_rows=max(2, most_rows),
-        cap_bytes=cap_bytes,
-        passes_alone=is_slots,
-    )
-    lines = _lines(traces, where)
-    of_prefill, of_step = ([[*map(point, line)] for line in lines] for point in (_of_prefill, _of_step))
-    samples = [each for line in lines for each in line]
-    static_bytes, cell_bytes = _held(samples)
-    return CacheModel(
-        costs=CacheCosts(
-            static_bytes=static_bytes,
-            cell_bytes=cell_bytes,
-            prefill=_surface([line[0][0].prompt_tokens for line in lines], of_prefill),
-            step=_surface([line[0][0].columns for line in lines], of_step),
-            prefill_tokens=1,
-            response_columns=where.response_columns,
-            shortest_tokens=int(prompts.min()),
-        ),
-        times=PassTimes(
-            prefill=law_through(
-                [(_of_prefill(each)[0], each[0].prompt_tokens, each[1].work["prefill"]) for each in samples]
-            ),
-            step=law_through([(shape.rows, shape.columns, found.work["step"]) for shape, found in samples]),
-            speed=speed,
-        ),
-        load_peak_bytes=max(found.numbers["load_peak"] for _, found in samples),
-    )
-
-
-def verified_cache(costs: CacheCosts, traces: Traces, shape: CacheShape) -> CacheCosts:
-    """Return the costs after one more trace: exact there."""
-    _, found = sample = _sample(traces, shape)
-    return replace(
-        costs,
-        prefill=through(costs.prefill, _of_prefill(sample)[0], shape.prompt_tokens, found.numbers["prefill"]),
-        step=through(costs.step, shape.rows, shape.columns, found.numbers["step"]),
-    )
 
 
 def _sample(traces: Traces, shape: CacheShape) -> _Sample:
@@ -187,12 +187,12 @@ def _of_step(sample: _Sample) -> _Point:
     return sample[0].rows, sample[1].numbers["step"]
 
 
-def _surface(lengths: Sequence[int], lines: Sequence[Sequence[_Point]]) -> Surface:
-    """Return the surface through lines in the order of their lengths."""
-    ordered = [sorted(dict(line).items()) for line in lines]
+def _surface(lines: Mapping[int, Sequence[_Point]]) -> Surface:
+    """Return the surface through the lines of each length, the shortest first."""
+    ordered = [sorted(dict(line).items()) for line in lines.values()]
     return Surface(
         base=float(ordered[0][0][1]),
-        lengths=tuple(lengths),
+        lengths=tuple(lines),
         tokens=tuple(tuple(number for number, _ in line) for line in ordered),
         values=tuple(tuple(np.maximum.accumulate([float(value) for _, value in line]).tolist()) for line in ordered),
     )
@@ -202,27 +202,6 @@ _SHARE = 0.1  # of the memory beside the weights: what passes over prompts take,
 
 
 _LEAST = 64  # tokens; below it a pass takes as long as one of so many on any device
-
-
-def prefill_tokens(costs: CacheCosts, times: PassTimes, *, cap_bytes: int, longest: int, usual: int) -> tuple[int, str]:
-    """Return how many tokens of prompts pass together, and why. A prompt that is longer passes alone.
-
-    longest, usual: tokens of a prompt.
-    """
-    pays = times.tokens_that_pay(usual)
-    room_bytes = _SHARE * max(cap_bytes - costs.static_bytes, 0)
-    tokens = pays
-    while tokens > max(_LEAST, longest) and _bytes(costs, tokens, longest) > room_bytes:
-        tokens //= 2
-    if tokens < pays:
-        taken = f"passes over prompts take no more than {_SHARE:.0%} of the memory beside the weights"
-        return tokens, f"{taken}, {format_bytes(round(room_bytes))}"
-    return tokens, "larger passes read prompts hardly faster"
-
-
-def _bytes(costs: CacheCosts, tokens: int, longest: int) -> float:
-    length = min(tokens, longest)
-    return costs.scale * float(costs.prefill(max(tokens // length, 1), length))
 
 
 WORTH = 0.02  # of the time of a row's token; rows that save less only wait for each other at the end
@@ -253,11 +232,26 @@ class PassTimes:
     def rows_that_pay(self, columns: int, *, most: int) -> int:
         """Return the fewest rows with which a row's token takes hardly longer than with all of them."""
         rows = np.arange(1, most + 1)
-        a_row_s = self.step_s(rows, columns) / rows
-        return int(rows[np.flatnonzero(a_row_s <= (1 + WORTH) * a_row_s.min())[0]])
+        return fewest_near_least(rows, self.step_s(rows, columns), within=WORTH)
 
     def tokens_that_pay(self, length: int) -> int:
         """Return the tokens of a pass over prompts from which on a larger one is hardly faster."""
         tokens = np.array(_PASSES)
-        a_token_s = self.prefill_s(tokens, length) / tokens
-        return int(tokens[np.flatnonzero(a_token_s <= (1 + _GAIN) * a_token_s.min())[0]])
+        return fewest_near_least(tokens, self.prefill_s(tokens, length), within=_GAIN)
+
+    def tokens_that_fit(self, costs: CacheCosts, *, cap_bytes: int, longest: int, usual: int) -> tuple[int, str]:
+        """Return how many tokens of prompts pass together, and why. longest, usual: tokens of a prompt."""
+        pays = self.tokens_that_pay(usual)
+        room_bytes = _SHARE * max(cap_bytes - costs.static_bytes, 0)
+
+        def added_bytes(tokens: int) -> float:
+            length = min(tokens, longest)
+            return costs.scale * float(costs.prefill(max(tokens // length, 1), length))
+
+        tokens = pays
+        while tokens > max(_LEAST, longest) and added_bytes(tokens) > room_bytes:
+            tokens //= 2
+        if tokens < pays:
+            taken = f"passes over prompts take no more than {_SHARE:.0%} of the memory beside the weights"
+            return tokens, f"{taken}, {format_bytes(round(room_bytes))}"
+        return tokens, "larger passes read prompts hardly faster"

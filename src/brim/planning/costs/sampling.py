@@ -22,7 +22,7 @@ LEAST_TOKENS = 2  # one to predict the other from
 _LENGTH_STEP = 64  # lengths are rounded up to it, so that other data of the same kind meets the same samples
 
 
-_SHARE_OF_SHORT_ROWS = 10  # percent
+_SHORT_PERCENT = 10  # of the rows are no longer than what is taken for short
 
 
 _BELOW, _ABOVE = 0.005, 0.02  # of a peak: a surface that is off by less is not given another line
@@ -65,9 +65,8 @@ def region(lengths: ArrayLike, *, most_rows: int, cap_bytes: int, context: int |
     """Return the region of rows of these lengths. context: tokens that the model takes at most."""
     tokens = np.asarray(lengths, dtype=np.int64)
     rounded = sampled_length(tokens, context=context)
-    short = int(np.percentile(tokens, _SHARE_OF_SHORT_ROWS, method="inverted_cdf"))
     # Where not even all rows together have the tokens of the longest one, they fit if it does.
-    short = max(short, -(-rounded // most_rows))
+    short = max(short_length(tokens), -(-rounded // most_rows))
     return Region(
         longest=rounded,
         short=min(round_length(short), rounded),
@@ -82,6 +81,11 @@ def sampled_length(lengths: NDArray[np.int64], *, context: int | None) -> int:
     longest = max(int(lengths.max()), LEAST_TOKENS)
     rounded = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
     return rounded if context is None else max(min(rounded, context), longest)
+
+
+def short_length(lengths: NDArray[np.int64]) -> int:
+    """Return the length of the short rows that matter."""
+    return int(np.percentile(lengths, _SHORT_PERCENT, method="inverted_cdf"))
 
 
 def round_length(tokens: int) -> int:

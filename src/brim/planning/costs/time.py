@@ -35,6 +35,26 @@ class TimeEstimate:
     law: WorkLaw
     speed: DeviceSpeed
 
+    @classmethod
+    def of(
+        cls, counts: Mapping[Shape, WorkCount], speed: DeviceSpeed, *, longest: int, shortest: int, most_rows: int
+    ) -> TimeEstimate:
+        """Return the estimate by the work of a few shapes: those that `shapes_to_count` asks for, and any others.
+
+        longest, shortest: tokens of the rows that there are. most_rows: of a micro-batch.
+        """
+        law = work_law(counts)
+        lengths = _spread(shortest, longest, _LENGTHS)
+        tokens = _spread(_LEAST_SAMPLE_TOKENS, max(most_rows * longest, 2 * _LEAST_SAMPLE_TOKENS), _A_LINE)
+        lines = [roofline(law, speed, tokens, length).total_s for length in lengths]
+        surface = Surface(
+            base=float(roofline(law, speed, 0, shortest).total_s[0]),
+            lengths=lengths,
+            tokens=(tokens,) * len(lengths),
+            values=tuple(tuple(np.maximum.accumulate(line).tolist()) for line in lines),
+        )
+        return cls(surface=surface, law=law, speed=speed)
+
     def parts(self, shapes: Sequence[Shape]) -> Parts:
         """Return what these micro-batches, (rows, tokens of each), are bound by, together."""
         rows, lengths = np.array(shapes, dtype=np.float64).T
@@ -46,30 +66,6 @@ class TimeEstimate:
         parts = (self.law, self.law.of("recompute"))
         total, again = (float(roofline(law, self.speed, rows * lengths, lengths).total_s.sum()) for law in parts)
         return min(again / total, 1.0)
-
-
-def estimate(
-    counts: Mapping[Shape, WorkCount], speed: DeviceSpeed, *, longest: int, shortest: int, most_rows: int
-) -> TimeEstimate:
-    """Return the estimate by the work of a few shapes: those that `shapes_to_count` asks for, and any others.
-
-    longest, shortest: tokens of the rows that there are. most_rows: of a micro-batch.
-    """
-    law = work_law(counts)
-    lengths = _spread(shortest, longest, _LENGTHS)
-    most = max(most_rows * longest, 2 * _LEAST_SAMPLE_TOKENS)
-    tokens = _spread(_LEAST_SAMPLE_TOKENS, most, _A_LINE)
-    lines = [roofline(law, speed, tokens, length).total_s for length in lengths]
-    return TimeEstimate(
-        surface=Surface(
-            base=float(roofline(law, speed, 0, shortest).total_s[0]),
-            lengths=lengths,
-            tokens=(tokens,) * len(lengths),
-            values=tuple(tuple(np.maximum.accumulate(line).tolist()) for line in lines),
-        ),
-        law=law,
-        speed=speed,
-    )
 
 
 def _spread(first: int, last: int, number: int) -> tuple[int, ...]:
@@ -130,6 +126,12 @@ def roofline(law: WorkLaw, speed: DeviceSpeed, num_tokens: ArrayLike, length: Ar
 def seconds_of(work: WorkCount, speed: DeviceSpeed) -> float:
     """Return the seconds of work that no shape changes, such as an optimizer's update."""
     return float(roofline(work_law({(1, 1): work}), speed, 1, 1).total_s[0])
+
+
+def fewest_near_least(numbers: NDArray[np.number], seconds: NDArray[np.float64], *, within: float) -> int:
+    """Return the first number of tokens or rows whose time for one of them is near the least. seconds: of each."""
+    each_s = seconds / numbers
+    return int(numbers[int(np.argmax(each_s <= (1 + within) * each_s.min()))])
 
 
 BoundBy: TypeAlias = Literal["arithmetic", "memory traffic", "launches"]

@@ -19,27 +19,94 @@ from brim.batching import Costs, Surface
 from brim.planning.costs.sampling import Shape
 from brim.units import format_seconds
 
+MOST_S = 30.0
 
-def time_shapes(
-    timing: Timing, run: Callable[[int, int], None], clock: Callable[[], float], *, predicted: Surface
-) -> tuple[TimeSample, ...]:
-    """Return the shapes that could be timed before the time was up.
 
-    run: forward and backward pass of (rows, tokens), which leaves no trace; what it raises is passed on. clock:
-    seconds, once all that was asked of the device is done. predicted: seconds by the estimate; how far it was off so
-    far tells whether the next shape can still be afforded.
+_SHARE_OF_RUN = 0.02
+
+
+CALLS = 3  # of each shape; the first one warms up: caches of primitives, choices of kernels, the allocator
+
+
+_LEAST_SHAPES = 4  # a floor, a slope by tokens, one by length, and one to see whether the slope rises
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Say what to time. Without shapes, `reason` says why not, and the estimate stays."""
+
+    shapes: tuple[Shape, ...]  # (rows, tokens), the most informative first
+    allowed_s: float
+    reason: str
+
+    @classmethod
+    def of(
+        cls,
+        lengths: ArrayLike,
+        *,
+        costs: Costs,
+        cap_bytes: int,
+        most_rows: int,
+        run_s: float,
+        most_s: float = MOST_S,
+    ) -> Timing:
+        """Return shapes that a run over rows of these lengths uses, all under the cap, and the seconds for them.
+
+        Their lengths are those of rows that there are. costs.time: an estimate, by which the first shapes are afforded.
+        run_s: the run's estimated seconds, of which a small share may go into timing.
+        """
+        allowed_s = min(_SHARE_OF_RUN * run_s, most_s)
+        shapes = [
+            (rows, length)
+            for rows, length in _ladder(np.asarray(lengths, dtype=np.int64), most_rows)
+            if costs.peak_bytes(rows, length) <= cap_bytes
+        ]
+        needed_s = CALLS * sum(float(costs.seconds(rows, length)) for rows, length in shapes[:_LEAST_SHAPES])
+        reason = f"{format_seconds(allowed_s)} at most"
+        if len(shapes) < _LEAST_SHAPES:
+            reason = f"not measured: only {len(shapes)} of the shapes worth timing fit under the cap"
+            shapes = []
+        elif needed_s > allowed_s:
+            reason = (
+                f"not measured: timing takes about {format_seconds(needed_s)}, more than {format_seconds(allowed_s)}: "
+                f"{_SHARE_OF_RUN:.0%} of the run, {format_seconds(most_s)} at most"
+            )
+            shapes = []
+        return cls(shapes=tuple(shapes), allowed_s=allowed_s, reason=reason)
+
+    def measured(
+        self, run: Callable[[int, int], None], clock: Callable[[], float], *, predicted: Surface
+    ) -> tuple[TimeSample, ...]:
+        """Return the shapes that could be timed before the time was up.
+
+        run: forward and backward pass of (rows, tokens), which leaves no trace; what it raises is passed on. clock:
+        seconds, once all that was asked of the device is done. predicted: seconds by the estimate; how far it was off
+        so far tells whether the next shape can still be afforded.
+        """
+        started = clock()
+        samples: list[TimeSample] = []
+        for rows, length in self.shapes:
+            needed_s = CALLS * _off_by(samples, predicted) * float(predicted(rows, length))
+            if samples and clock() - started + needed_s > self.allowed_s:
+                continue  # a smaller one may come
+            samples.append(TimeSample(rows=rows, length=length, seconds=_timed(run, clock, rows, length)))
+            if clock() - started > self.allowed_s:
+                break
+        return tuple(samples)
+
+
+def _ladder(lengths: NDArray[np.int64], most_rows: int) -> list[Shape]:
+    """Return one row of short and of long length, as many tokens of short rows as of the long one, then ever more.
+
+    The first four of them tell a floor, N, N·T and a rising slope apart, and all first ones do.
     """
-    started = clock()
-    samples: list[TimeSample] = []
-    for rows, length in timing.shapes:
-        off = _off_by(samples, predicted)
-        needed_s = CALLS * off * float(predicted(rows, length))
-        if samples and clock() - started + needed_s > timing.allowed_s:
-            continue  # a smaller one may come
-        samples.append(TimeSample(rows=rows, length=length, seconds=_timed(run, clock, rows, length)))
-        if clock() - started > timing.allowed_s:
-            break
-    return tuple(samples)
+    short, middle, long = (int(np.percentile(lengths, q, method="inverted_cdf")) for q in (10, 50, 90))
+    alike = min(max(long // short, 2), most_rows)
+    first = [(1, short), (alike, short), (1, long), (min(2 * alike, most_rows), short)]
+    doubling = [2**power for power in range(most_rows.bit_length())]
+    further = [(rows, length) for rows in doubling for length in (middle, long)]
+    further.sort(key=lambda shape: shape[0] * shape[1])
+    return list(dict.fromkeys([*first, *further]))
 
 
 def _timed(run: Callable[[int, int], None], clock: Callable[[], float], rows: int, length: int) -> tuple[float, ...]:
@@ -111,6 +178,37 @@ class TimeFit:
     relative_error: float  # root mean square of (model − median) ÷ median, over the samples
     num_samples: int
 
+    @classmethod
+    def through(cls, samples: Sequence[TimeSample], estimated: Surface) -> TimeFit:
+        """Fit the medians by least squares of relative errors, in which outliers count less.
+
+        Terms beside the estimate are added while they explain more than they cost by Akaike's criterion, corrected for
+        few samples.
+        """
+        assert samples, "nothing was timed"
+        num_tokens = np.array([sample.num_tokens for sample in samples], dtype=np.float64)
+        lengths = np.array([sample.length for sample in samples], dtype=np.float64)
+        medians = np.array([sample.median_s for sample in samples])
+        terms: dict[_Term, NDArray[np.float64]] = {
+            "estimate": estimated(num_tokens / lengths, lengths),
+            "fixed": np.ones(len(samples)),
+            "tokens": num_tokens,
+            "attention": num_tokens * lengths,
+        }
+        terms |= {bend: np.maximum(num_tokens - bend, 0) for bend in _between(num_tokens)}
+        solved = _selected(terms, medians)
+        found = dict(zip(solved.terms, solved.solution.tolist(), strict=True))
+        return cls(
+            estimated=estimated,
+            scale=found["estimate"],
+            fixed_s=found.get("fixed", 0.0),
+            token_s=found.get("tokens", 0.0),
+            attention_s=found.get("attention", 0.0),
+            bends=tuple((term, found[term]) for term in sorted(t for t in found if isinstance(t, int)) if found[term]),
+            relative_error=float(np.sqrt(np.mean(solved.residuals**2))),
+            num_samples=len(samples),
+        )
+
     def surface(self, *, shortest: int, longest: int, most_rows: int) -> Surface:
         """Return the surface for rows of these lengths; exact, since all terms are straight between bends."""
         most = most_rows * longest
@@ -130,37 +228,6 @@ class TimeFit:
         straight = self.fixed_s + (self.token_s + self.attention_s * length) * tokens
         bent = sum((slope * np.maximum(tokens - bend, 0) for bend, slope in self.bends), np.zeros(tokens.shape))
         return np.asarray(self.scale * self.estimated(tokens / length, length) + straight + bent)
-
-
-def fit_time(samples: Sequence[TimeSample], estimated: Surface) -> TimeFit:
-    """Fit the medians by least squares of relative errors, in which outliers count less.
-
-    Terms beside the estimate are taken up while they tell more than they cost by Akaike's criterion, corrected for few
-    samples.
-    """
-    assert samples, "nothing was timed"
-    num_tokens = np.array([sample.num_tokens for sample in samples], dtype=np.float64)
-    lengths = np.array([sample.length for sample in samples], dtype=np.float64)
-    medians = np.array([sample.median_s for sample in samples])
-    terms: dict[_Term, NDArray[np.float64]] = {
-        "estimate": estimated(num_tokens / lengths, lengths),
-        "fixed": np.ones(len(samples)),
-        "tokens": num_tokens,
-        "attention": num_tokens * lengths,
-    }
-    terms |= {bend: np.maximum(num_tokens - bend, 0) for bend in _between(num_tokens)}
-    solved = _selected(terms, medians)
-    found = dict(zip(solved.terms, solved.solution.tolist(), strict=True))
-    return TimeFit(
-        estimated=estimated,
-        scale=found["estimate"],
-        fixed_s=found.get("fixed", 0.0),
-        token_s=found.get("tokens", 0.0),
-        attention_s=found.get("attention", 0.0),
-        bends=tuple((term, found[term]) for term in sorted(t for t in found if isinstance(t, int)) if found[term]),
-        relative_error=float(np.sqrt(np.mean(solved.residuals**2))),
-        num_samples=len(samples),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,68 +313,3 @@ def _within(
 def _between(num_tokens: NDArray[np.float64]) -> list[int]:
     """Return where the model may bend: at samples that have others on both sides."""
     return [int(number) for number in np.unique(num_tokens)[1:-1]]
-
-
-MOST_S = 30.0
-
-
-_SHARE_OF_RUN = 0.02
-
-
-CALLS = 3  # of each shape; the first one warms up: caches of primitives, choices of kernels, the allocator
-
-
-_LEAST_SHAPES = 4  # a floor, a slope by tokens, one by length, and one to see whether the slope rises
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """Say what to time. Without shapes, `reason` says why not, and the estimate stays."""
-
-    shapes: tuple[Shape, ...]  # (rows, tokens), the most informative first
-    allowed_s: float
-    reason: str
-
-
-def shapes_to_time(
-    lengths: ArrayLike, *, costs: Costs, cap_bytes: int, most_rows: int, run_s: float, most_s: float = MOST_S
-) -> Timing:
-    """Return shapes that a run over rows of these lengths uses, all under the cap, and the seconds that they may take.
-
-    Their lengths are those of rows that there are. costs.time: an estimate, by which the first shapes are afforded.
-    run_s: the run's estimated seconds, of which a small share may go into timing.
-    """
-    allowed_s = min(_SHARE_OF_RUN * run_s, most_s)
-    shapes = [
-        (rows, length)
-        for rows, length in _ladder(np.asarray(lengths, dtype=np.int64), most_rows)
-        if costs.peak_bytes(rows, length) <= cap_bytes
-    ]
-    needed_s = CALLS * sum(float(costs.seconds(rows, length)) for rows, length in shapes[:_LEAST_SHAPES])
-    if len(shapes) < _LEAST_SHAPES:
-        return _none(allowed_s, f"only {len(shapes)} of the shapes worth timing fit under the cap")
-    if needed_s > allowed_s:
-        return _none(
-            allowed_s,
-            f"timing takes about {format_seconds(needed_s)}, more than {format_seconds(allowed_s)}: "
-            f"{_SHARE_OF_RUN:.0%} of the run, {format_seconds(most_s)} at most",
-        )
-    return Timing(shapes=tuple(shapes), allowed_s=allowed_s, reason=f"{format_seconds(allowed_s)} at most")
-
-
-def _ladder(lengths: NDArray[np.int64], most_rows: int) -> list[Shape]:
-    """Return one row of short and of long length, as many tokens of short rows as of the long one, then ever more.
-
-    The first four of them tell a floor, N, N·T and a rising slope apart, and all first ones do.
-    """
-    short, middle, long = (int(np.percentile(lengths, q, method="inverted_cdf")) for q in (10, 50, 90))
-    alike = min(max(long // short, 2), most_rows)
-    first = [(1, short), (alike, short), (1, long), (min(2 * alike, most_rows), short)]
-    doubling = [2**power for power in range(most_rows.bit_length())]
-    further = [(rows, length) for rows in doubling for length in (middle, long)]
-    further.sort(key=lambda shape: shape[0] * shape[1])
-    return list(dict.fromkeys([*first, *further]))
-
-
-def _none(allowed_s: float, reason: str) -> Timing:
-    return Timing(shapes=(), allowed_s=allowed_s, reason=f"not measured: {reason}")

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -24,12 +24,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from brim.batching import Costs, Surface
 from brim.config.schema import Config
-from brim.memory import ConfigWorkload, Device
+from brim.memory import ConfigWorkload, Device, DeviceSpeed, device_speed
 from brim.memory.allocator import AllocatorSettings, CachingAllocator, SimulatedOutOfMemory, replay
 from brim.memory.cuda import CudaTarget
 from brim.memory.trace import EventStream, Recording, Work, WorkCount, WorkPlace, with_workspaces
 from brim.models import ModelFolder
-from brim.planning.costs.sampling import Shape, region, round_length, sampled, through
+from brim.planning.costs.sampling import Shape, region, round_length, sampled, short_length, through
+from brim.planning.costs.time import TimeEstimate, shapes_to_count
 from brim.storage import Cache, cache_folder, digest, source_digest
 
 if TYPE_CHECKING:
@@ -117,6 +118,73 @@ class Traces:
             self._known.found[shape] = self.workload.find(self, shape)
         return self._known.found[shape]
 
+    @classmethod
+    def of(
+        cls,
+        make: Callable[[ConfigWorkload], TracedWorkload],
+        config: Config,
+        folder: ModelFolder,
+        architecture: PretrainedConfig,
+        device: Device,
+        *,
+        is_kept: bool = True,
+    ) -> Traces:
+        """Return the traces of a configuration's workload. is_kept: on disk."""
+        target = None if device.is_cpu else CudaTarget(compute_capability=device.capability or (8, 0))
+        return cls(
+            make(ConfigWorkload(config, folder, architecture, target=target)),
+            device,
+            settings=AllocatorSettings.from_environment(os.environ),
+            folder=cache_folder() if is_kept else None,
+        )
+
+    @cached_property
+    def speed(self) -> DeviceSpeed:
+        """Return what the device computes and reads in a second."""
+        return device_speed(self.device, num_cores=torch.get_num_threads())
+
+    def peak_surface(
+        self, lengths: ArrayLike, *, most_rows: int, cap_bytes: int, context_length: int | None
+    ) -> Surface:
+        """Return the peak of every shape that rows of these lengths give, by a few traces, best near the cap.
+
+        lengths: tokens of each row. most_rows: of a micro-batch. cap_bytes: what may be allocated at most, as far as it
+        is known. context_length: tokens that the model takes at most; None: no limit.
+        """
+        where = region(
+            lengths,
+            most_rows=most_rows,
+            cap_bytes=cap_bytes,
+            context=context_length,
+            chunk_positions=self.basics["chunk_positions"],
+        )
+        found = sampled(self.peak_bytes, where)
+        self.save()
+        return found
+
+    def verified(self, costs: Costs, *, rows: int, tokens: int) -> Costs:
+        """Return the costs after one more trace, such as of the widest micro-batch of a plan: exact there."""
+        peak = through(costs.peak, rows * tokens, tokens, self.peak_bytes(rows, tokens))
+        self.save()
+        return replace(costs, peak=peak)
+
+    def time(
+        self, lengths: NDArray[np.int64], *, longest: int, wide: int, most_rows: int, known: Sequence[Shape] = ()
+    ) -> TimeEstimate:
+        """Return the seconds of every shape that rows of these lengths give, by the work of a few.
+
+        known: shapes to go by; those that are missing are traced: of rows of `longest` tokens, and `wide` short rows.
+        most_rows: of a micro-batch.
+        """
+        missing = shapes_to_count(known, longest=longest, short=short_length(lengths), most_rows=wide)
+        return TimeEstimate.of(
+            {shape: self.work(*shape) for shape in (*known, *missing)},
+            self.speed,
+            longest=int(lengths.max()),
+            shortest=int(lengths.min()),
+            most_rows=most_rows,
+        )
+
     def peak_bytes(self, rows: int, tokens: int) -> int:
         """Return the peak of a micro-batch, with all that is there whatever the shape."""
         return self.find((rows, tokens)).numbers["peak"] + self.basics["unrecorded"]
@@ -156,6 +224,10 @@ class Traces:
         storages = np.array(stream.storages, dtype=np.int64)
         of_event = sizes[np.maximum(storages, ~storages)]
         return np.cumsum(np.where(storages >= 0, of_event, -of_event))
+
+    def overhead_of(self, used: Sequence[Shape]) -> int:
+        """Return `overhead_bytes` of a job that uses these shapes, by the most demanding of them."""
+        return self.overhead_bytes(most_demanding(used))
 
     def overhead_bytes(self, shapes: Sequence[Key]) -> int:
         """Return what must be free beyond what is allocated, so that a job of these shapes runs. 0 on a CPU.
@@ -202,52 +274,6 @@ class Traces:
             "device": None if is_cpu else (self.device.capability, self.device.memory_bytes),
             "rounding": None if is_cpu else self.settings.roundup_power2_divisions,
         }
-
-
-def traces_of(
-    make: Callable[[ConfigWorkload], TracedWorkload],
-    config: Config,
-    folder: ModelFolder,
-    architecture: PretrainedConfig,
-    device: Device,
-    *,
-    is_kept: bool = True,
-) -> Traces:
-    """Return the traces of a configuration's workload. is_kept: on disk."""
-    target = None if device.is_cpu else CudaTarget(compute_capability=device.capability or (8, 0))
-    return Traces(
-        make(ConfigWorkload(config, folder, architecture, target=target)),
-        device,
-        settings=AllocatorSettings.from_environment(os.environ),
-        folder=cache_folder() if is_kept else None,
-    )
-
-
-def peak_surface(
-    traces: Traces, lengths: ArrayLike, *, most_rows: int, cap_bytes: int, context_length: int | None
-) -> Surface:
-    """Return the peak of every shape that rows of these lengths give, by a few traces, best near the cap.
-
-    lengths: tokens of each row. most_rows: of a micro-batch. cap_bytes: what may be allocated at most, as far as it is
-    known. context_length: tokens that the model takes at most; None: no limit.
-    """
-    where = region(
-        lengths,
-        most_rows=most_rows,
-        cap_bytes=cap_bytes,
-        context=context_length,
-        chunk_positions=traces.basics["chunk_positions"],
-    )
-    found = sampled(traces.peak_bytes, where)
-    traces.save()
-    return found
-
-
-def verified(costs: Costs, traces: Traces, *, rows: int, tokens: int) -> Costs:
-    """Return the costs after one more trace, such as of the widest micro-batch of a plan: exact there."""
-    peak = through(costs.peak, rows * tokens, tokens, traces.peak_bytes(rows, tokens))
-    traces.save()
-    return replace(costs, peak=peak)
 
 
 # What the caching allocator needs

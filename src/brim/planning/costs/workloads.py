@@ -34,9 +34,9 @@ from brim.memory.trace import (
     record_optimizer,
 )
 from brim.models import chunk_rows, fullest_chunks
-from brim.planning.costs.sampling import LEAST_TOKENS, sampled_length
-from brim.planning.costs.time import TimeEstimate, estimate, roofline, shapes_to_count
-from brim.planning.costs.traces import Found, Key, Traces, peak_surface, undisturbed
+from brim.planning.costs.sampling import LEAST_TOKENS, sampled_length, short_length
+from brim.planning.costs.time import fewest_near_least, roofline
+from brim.planning.costs.traces import Found, Key, Traces, undisturbed
 from brim.storage import source_digest
 
 _SMALLEST = (1, LEAST_TOKENS)
@@ -337,7 +337,7 @@ NEAR_LEAST_TIME = 0.01
 
 
 def forward_costs(
-    traces: Traces, lengths: ArrayLike, *, cap_bytes: int, context_length: int | None, speed: DeviceSpeed
+    traces: Traces, lengths: ArrayLike, *, cap_bytes: int, context_length: int | None
 ) -> tuple[Costs, int]:
     """Return the costs of the shapes that these lengths give, best near the cap, and the tokens of a useful batch.
 
@@ -345,25 +345,23 @@ def forward_costs(
     at most; None: no limit.
     """
     tokens = np.asarray(lengths, dtype=np.int64)
-    longest = int(tokens.max())
-    time = _time(traces, tokens, context_length=context_length, speed=speed)
-    useful = min(_useful(time, int(np.median(tokens)), speed), max(int(tokens.sum()), _LEAST_TOKENS))
-    peak = peak_surface(
-        traces,
+    longest, usual = int(tokens.max()), int(np.median(tokens))
+    rounded = sampled_length(tokens, context=context_length)
+    time = traces.time(
+        tokens,
+        longest=rounded,
+        wide=max(2, 2 * rounded // short_length(tokens)),
+        most_rows=-(-MOST_TOKENS // longest),
+    )
+    enough = enough_tokens(lambda number: roofline(time.law, time.speed, number, usual).total_s, time.speed)
+    useful = min(enough, max(int(tokens.sum()), _LEAST_TOKENS))
+    peak = traces.peak_surface(
         tokens,
         most_rows=max(1, -(-useful // longest)),
         cap_bytes=_rounded_up(cap_bytes),
         context_length=context_length,
     )
     return Costs(peak=peak, static_bytes=traces.basics["static"], time=time.surface), useful
-
-
-def beside(costs: Costs, num_bytes: int) -> Costs:
-    """Return the costs beside so many more bytes, such as an optimizer's state."""
-    peak = costs.peak
-    values = tuple(tuple(value + num_bytes for value in line) for line in peak.values)
-    raised = replace(peak, base=peak.base + num_bytes, values=values)
-    return replace(costs, peak=raised, static_bytes=costs.static_bytes + num_bytes)
 
 
 def enough_tokens(seconds: Callable[[NDArray[np.float64]], NDArray[np.float64]], speed: DeviceSpeed) -> int:
@@ -381,31 +379,7 @@ def useful_tokens(seconds: Callable[[NDArray[np.float64]], NDArray[np.float64]],
     seconds: of batches of so many tokens, of rows of a usual length. least, most: tokens to look at.
     """
     tokens = np.unique(np.geomspace(least, max(most, least), 64).round())
-    per_token = seconds(tokens) / tokens
-    near = per_token <= (1 + NEAR_LEAST_TIME) * per_token.min()
-    return int(tokens[int(np.argmax(near))])
-
-
-def _time(
-    traces: Traces, lengths: NDArray[np.int64], *, context_length: int | None, speed: DeviceSpeed
-) -> TimeEstimate:
-    longest = sampled_length(lengths, context=context_length)
-    short = int(np.percentile(lengths, 10, method="inverted_cdf"))
-    wanted = shapes_to_count((), longest=longest, short=short, most_rows=max(2, 2 * longest // short))
-    return estimate(
-        {shape: traces.work(*shape) for shape in wanted},
-        speed,
-        longest=int(lengths.max()),
-        shortest=int(lengths.min()),
-        most_rows=-(-MOST_TOKENS // int(lengths.max())),
-    )
-
-
-def _useful(time: TimeEstimate, length: int, speed: DeviceSpeed) -> int:
-    def seconds(tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-        return roofline(time.law, speed, tokens, length).total_s
-
-    return enough_tokens(seconds, speed)
+    return fewest_near_least(tokens, seconds(tokens), within=NEAR_LEAST_TIME)
 
 
 def _rounded_up(num_bytes: int) -> int:

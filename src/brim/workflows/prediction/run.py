@@ -45,7 +45,6 @@ from brim.planning import (
     GenerationPlan,
     batches_for,
     engine_by_hand,
-    generation_request,
     plan_generation,
     planned_engine,
     rows_by_hand,
@@ -114,8 +113,7 @@ def plan_prediction(
     prompts = prompts_asked(source, session, wanted, [*notes, *map(str, session.choices)], say).prompts
     if not len(prompts):
         raise DataError(what="there is no prompt to plan for", where=source.name, fix="name another data set")
-    request = generation_request(session, prompts.lengths, asked=asked, is_at_hand=is_at_hand)
-    return plan_generation(request, say=say)
+    return plan_generation(session, prompts.lengths, asked=asked, is_at_hand=is_at_hand, say=say)
 
 
 def _session(asked: Asked) -> Session:

@@ -46,16 +46,11 @@ from brim.planning import (
     Candidate,
     PlanRequest,
     TrainingPlan,
-    bounded,
-    cut_anew,
-    epoch,
     remember,
     rows_of_shape,
     training_words,
-    with_phases,
-    with_probe,
 )
-from brim.planning.costs import fit_time, shapes_to_time, time_shapes
+from brim.planning.costs import TimeFit, Timing, corrected
 from brim.train import MicroBatchPass, Peak
 from brim.units import format_bytes, format_count
 
@@ -117,10 +112,10 @@ def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: Trial
         proof.extend()
     timed, told_time = _timed(plan, proof.costs, proof.cap_bytes, request, trial)
     proof.costs = timed or proof.costs
-    chosen = cut_anew(plan.chosen, request.task, costs, proof.costs, cap_bytes=proof.cap_bytes)
+    chosen = request.task.recut(plan.chosen, costs, proof.costs, cap_bytes=proof.cap_bytes)
     if not replace(plan, chosen=chosen).is_ample:
         proof.extend()
-        chosen = cut_anew(plan.chosen, request.task, costs, proof.costs, cap_bytes=proof.cap_bytes)
+        chosen = request.task.recut(plan.chosen, costs, proof.costs, cap_bytes=proof.cap_bytes)
     plan = _taking(plan, replace(chosen, time_source="measured" if timed else chosen.time_source), proof.costs, request)
     if timed is not None:
         told_time += f", by which the run takes {training_words(plan)['seconds']}"
@@ -148,7 +143,7 @@ def _cap_now(cap_bytes: int, costs: Costs, request: PlanRequest, trial: Trial, s
     if left_bytes >= cap_bytes:
         return cap_bytes
     now_bytes = max(left_bytes, int(np.ceil(costs.peak_bytes(1, request.task.longest))))
-    if epoch(request.task, costs, cap_bytes=cap_bytes).widest.peak_bytes > now_bytes:
+    if request.task.epoch(costs, cap_bytes=cap_bytes).widest.peak_bytes > now_bytes:
         say(
             f"{format_bytes(cap_bytes - left_bytes)} of what was planned with are taken by the process itself since: "
             f"micro-batches are cut to {format_bytes(now_bytes)}"
@@ -159,7 +154,7 @@ def _cap_now(cap_bytes: int, costs: Costs, request: PlanRequest, trial: Trial, s
 def _taking(plan: TrainingPlan, chosen: Candidate, costs: Costs, request: PlanRequest) -> TrainingPlan:
     """The plan with what the device has shown of the way that it takes."""
     candidates = tuple(chosen if each == plan.chosen else each for each in plan.candidates)
-    return with_phases(replace(plan, chosen=chosen, candidates=candidates, costs=costs), request)
+    return request.with_phases(replace(plan, chosen=chosen, candidates=candidates, costs=costs))
 
 
 class _Proof:
@@ -190,7 +185,9 @@ class _Proof:
     def _correct(self, probe: Probe, predicted_bytes: int) -> None:
         """Take a probe into the costs; a row that ran, or is smaller than what ran, is not refused for it."""
         longest = self._request.task.longest
-        uncorrected_bytes, self.costs = with_probe(self.costs, probe, predicted_bytes)
+        uncorrected_bytes = self.costs.uncorrected(predicted_bytes)
+        if probe.peak_bytes is not None:
+            self.costs = corrected(self.costs, (uncorrected_bytes, probe.peak_bytes))
         self.measured.append((uncorrected_bytes, probe))
         alone_bytes = float(self.costs.peak_bytes(1, longest))
         if alone_bytes > self.cap_bytes:
@@ -208,7 +205,7 @@ class _Proof:
         return f"{self._widest.rows:,} × {self._widest.padded_length:,} tokens ran and fitted ({_tried(self.probes)})"
 
     def _untried(self) -> Shape | None:
-        widest = epoch(self._request.task, self.costs, cap_bytes=self.cap_bytes).widest
+        widest = self._request.task.epoch(self.costs, cap_bytes=self.cap_bytes).widest
         if self._widest is None:
             return widest
         proven_bytes = float(self.costs.peak_bytes(self._widest.rows, self._widest.padded_length))
@@ -223,7 +220,7 @@ def _timed(
     if plan.chosen.time_source == "measured":
         return None, "timed by an earlier run"
     task = request.task
-    timing = shapes_to_time(
+    timing = Timing.of(
         task.lengths,
         costs=costs,
         cap_bytes=cap_bytes,
@@ -233,8 +230,8 @@ def _timed(
     if not timing.shapes:
         return None, f"time {timing.reason}"
     with trial.leaving_no_trace():
-        samples = time_shapes(timing, trial.run_shape, trial.clock, predicted=costs.time)
-    fit = fit_time(samples, costs.time)
+        samples = timing.measured(trial.run_shape, trial.clock, predicted=costs.time)
+    fit = TimeFit.through(samples, costs.time)
     seconds = fit.surface(shortest=int(task.lengths.min()), longest=task.longest, most_rows=task.effective_batch_size)
     told = f"timed {len(samples)} shapes of micro-batches, the model is off by {fit.relative_error:.0%}"
     return replace(costs, time=seconds), told
@@ -276,7 +273,7 @@ def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, tria
     )
     told = f"{how}: {found.size} of the longest rows, {task.longest:,} tokens, fit together; {_tried(found.probes)}"
     if request.is_sized_by_memory:
-        request = bounded(request, found.size)
+        request = request.bounded(found.size)
         task = request.task
     if plan is None or plan.costs is None:
         cutter = ByRows(max_rows=found.size)
@@ -285,7 +282,7 @@ def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, tria
     chosen, costs = plan.chosen, plan.costs
     plan = replace(plan, effective_batch_size=request.length.largest_size, total_steps=request.length.total_steps)
     cap_bytes = int(np.ceil(costs.peak_bytes(found.size, task.longest)))
-    plan = _taking(plan, cut_anew(chosen, task, costs, costs, cap_bytes=cap_bytes), costs, request)
+    plan = _taking(plan, task.recut(chosen, costs, costs, cap_bytes=cap_bytes), costs, request)
     length_cutter = ByLength(costs=costs, cap_bytes=cap_bytes, largest=task.largest)
     return Launched(cutter=length_cutter, request=request, plan=plan, probes=found.probes, told=told)
 
@@ -315,10 +312,7 @@ class Trial:
         meter = peak_meter(device)
         meter.begin()
         before_bytes = meter.peak_bytes()
-        probe = self._prober(tokens)(rows)
-        if probe.peak_bytes is None or before_bytes is None:
-            return replace(probe, peak_bytes=None)
-        return replace(probe, peak_bytes=probe.peak_bytes - before_bytes + self._llm.held_bytes)
+        return self._prober(tokens)(rows).above(before_bytes, held_bytes=self._llm.held_bytes)
 
     def warm_up(self) -> None:
         """Run the shortest row, once: threads, libraries' buffers and what is imported at first use come with it."""

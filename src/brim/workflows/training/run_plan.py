@@ -14,17 +14,7 @@ from brim.errors import InputError
 from brim.memory import UntraceableError, budget_of, device_at_hand, enforce, map_large_blocks, returns_at_once
 from brim.models import LLM
 from brim.notes import Note, Say, as_warnings, planned as planned_line, status, warning
-from brim.planning import (
-    PlanRequest,
-    TrainingPlan,
-    keep,
-    largest_choice,
-    phase_notes,
-    plan_run,
-    require_phases,
-    short_plan,
-    too_long,
-)
+from brim.planning import PlanRequest, TrainingPlan, keep, plan_run, short_plan, too_long
 from brim.session import Session, choice_notes, with_choices
 from brim.train import Checkpoint, RunFolder
 from brim.units import format_count
@@ -64,7 +54,7 @@ class RunPlan:
         if launched.told:
             say(Note(f"launch: {launched.told}", kind="detail"))
         if launched.request is not self.request:
-            chosen = largest_choice(launched.request, found=launched.told)
+            chosen = launched.request.largest_choice(found=launched.told)
             say(warning(str(chosen), topic="run"))
             session = with_choices(session, [chosen])
         if launched.plan is not None and launched.plan != self.plan:
@@ -93,7 +83,7 @@ def plan_of_run(
     except UntraceableError as error:
         if request.task.fixed_rows is None:
             say(planned_line("batch", f"{error.problems[0].what}; so batch sizes are tried out"))
-        require_phases(request)
+        request.require_phases()
         for line in _without_plan(request):
             say(warning(line, topic="plan"))
         return RunPlan(session=session, request=request, plan=None)
@@ -101,7 +91,7 @@ def plan_of_run(
     if planned.plan.chosen is None and request.task.fixed_rows is None:
         raise InputError(*too_long(planned.plan))
     heap = _settle_heap(planned.plan, request)
-    told = short_plan(planned.plan, phase_notes=tuple(phase_notes(request)))
+    told = short_plan(planned.plan, phase_notes=tuple(request.phase_notes()))
     told += as_warnings(_at_own_risk(planned.plan, request), topic="plan")
     chosen = choice_notes(planned.choices)
     for line in [*(line for line in told if line not in chosen), *chosen, *heap]:  # the plan's advice has choices, too
@@ -113,7 +103,7 @@ def _without_plan(request: PlanRequest) -> Iterator[str]:
     """What a plan would have told of the phases, and what it would have done about them."""
     if request.is_sized_by_memory:
         return  # which the search will tell
-    yield from phase_notes(request)
+    yield from request.phase_notes()
     if request.trainer.batch_increase_function is not None and not request.has_begun:
         yield (
             "the memory does not bound trainer.batch_increase_function here, since how many rows fit cannot be "
