@@ -14,7 +14,6 @@ import brim
 MOST_MODULES, MOST_LINES, FEWEST_LINES = 12, 450, 80
 # Modules over 450 lines, which the unifying of mechanisms brings below; none may join them.
 LARGE = {
-    "brim.batching.partition",
     "brim.batching.prober",
     "brim.config.yaml",
     "brim.memory.bitsandbytes.loading",

@@ -3,13 +3,14 @@
 import copy
 import json
 import logging
+import math
 from collections import namedtuple
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from torch import nn
 
 import brim
@@ -125,11 +126,10 @@ def test_a_batch_that_fits_goes_through_untouched_and_neighbours_are_views():
 
 
 def test_weights_and_losses_of_each_row_are_those_of_the_whole_batch():
-    model, (inputs, targets) = make_model(), make_batch()
-    expected = oracle(model, (inputs, targets))
-    assert_as_whole(
-        model, AdaptiveStep(model, loss_of(model, reduction="none"), max_rows=5), (inputs, targets), expected
-    )
+    model, batch = make_model(), make_batch()
+    each = AdaptiveStep(model, loss_of(model, reduction="none"), max_rows=5)
+    assert_as_whole(model, each, batch, oracle(model, batch))
+    inputs, targets = batch
     targets[:7] = -100
 
     def loss(batch):
@@ -137,7 +137,7 @@ def test_weights_and_losses_of_each_row_are_those_of_the_whole_batch():
 
     step = AdaptiveStep(model, loss, max_rows=3, weight=lambda batch: (batch["targets"] != -100).sum())
     # PyTorch's mean leaves out -100, too
-    assert_as_whole(model, step, {"inputs": inputs, "targets": targets}, oracle(model, (inputs, targets)))
+    assert_as_whole(model, step, {"inputs": inputs, "targets": targets}, oracle(model, batch))
     squares = AdaptiveStep(model, lambda batch: model(batch).square().sum(), max_rows=5)
     assert squares(inputs) == pytest.approx(model(inputs).square().sum().item() / 12, rel=1e-6)  # one tensor is a batch
 
@@ -147,12 +147,7 @@ COLUMNS = {
     "tuple": lambda x, y: (x, y),
     "list": lambda x, y: [x, y],
     "named tuple": Pair,
-    "dictionary": lambda x, y: {
-        "inputs": x,
-        "targets": y,
-        "temperature": 1.0,
-        "names": [str(i) for i in range(len(y))],
-    },
+    "dictionary": lambda x, y: {"x": x, "y": y, "temperature": 1.0, "names": [str(i) for i in range(len(y))]},
     "arrays": lambda x, y: {"x": (x.numpy(),), "y": y.numpy()},
 }
 
@@ -160,7 +155,6 @@ COLUMNS = {
 @pytest.mark.parametrize("form", COLUMNS)
 def test_columns_of_any_form_are_cut_by_rows(form):
     model, (inputs, targets), seen = make_model(), make_batch(), []
-    expected = oracle(model, (inputs, targets))
 
     def loss(batch):
         seen.append(batch)
@@ -169,7 +163,8 @@ def test_columns_of_any_form_are_cut_by_rows(form):
         return F.cross_entropy(model(torch.as_tensor(x)), torch.as_tensor(values[1]), reduction="sum")
 
     batch = COLUMNS[form](inputs, targets)
-    assert_as_whole(model, AdaptiveStep(model, loss, max_rows=5, check=False), batch, expected)
+    step = AdaptiveStep(model, loss, max_rows=5, check=False)
+    assert_as_whole(model, step, batch, oracle(model, (inputs, targets)))
     assert {type(piece) for piece in seen} == {type(batch)}
     if form == "dictionary":
         assert [piece["names"] for piece in seen] == [list("01234"), list("56789"), ["10", "11"]]
@@ -177,30 +172,20 @@ def test_columns_of_any_form_are_cut_by_rows(form):
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8))
+@example([0, 2, 1, 3])  # looks like neighbours
 def test_rows_are_taken_in_the_order_that_is_asked_for(rows):
-    batch = {
-        "tensor": torch.arange(6),
-        "array": np.arange(6),
-        "names": list("abcdef"),
-        "pair": (torch.arange(6) + 10, 7),
-    }
-    taken = take_rows(batch, np.array(rows), samples=False)
-    assert taken["tensor"].tolist() == rows
-    assert taken["array"].tolist() == rows
-    assert taken["names"] == ["abcdef"[row] for row in rows]
-    assert taken["pair"][0].tolist() == [row + 10 for row in rows]
-    assert taken["pair"][1] == 7
+    columns = {"tensor": torch.arange(6), "array": np.arange(6), "names": list("abcdef"), "pair": (torch.arange(6), 7)}
+    taken = take_rows(columns, np.array(rows), samples=False)
+    assert taken["tensor"].tolist() == taken["array"].tolist() == taken["pair"][0].tolist() == rows
+    assert (taken["names"], taken["pair"][1]) == (["abcdef"[row] for row in rows], 7)
     assert take_rows(list(range(6)), np.array(rows), samples=True) == rows
 
 
-def test_rows_that_look_like_neighbours_and_rows_that_are_counted():
-    for rows in ([0, 2, 1, 3], [3, 2, 1, 0], [1, 1], [4]):
-        assert take_rows(torch.arange(6), np.array(rows), samples=False).tolist() == rows
+def test_rows_are_counted():
     nested = {"x": [torch.zeros(4), {"y": np.zeros((4, 2))}], "names": ["a", "b", "c", "d"]}
-    assert [count_rows(batch, samples=False) for batch in (torch.zeros(3, 2), nested)] == [3, 4]
-    assert count_rows((torch.zeros(3, 2), torch.tensor(1.0), None, "text"), samples=False) == 3
+    mixed = (torch.zeros(3, 2), torch.tensor(1.0), None, "text")
+    assert [count_rows(batch, samples=False) for batch in (torch.zeros(3, 2), nested, mixed)] == [3, 4, 3]
     assert count_rows([torch.zeros(9), torch.zeros(2)], samples=True) == 2
-    assert count_rows(({"x": 1}, {"x": 2}, {"x": 3}), samples=True) == 3
 
 
 def sequences():
@@ -222,19 +207,17 @@ def padded_loss(model, shapes, most_tokens=None):
 
 
 def test_samples_are_cut_by_length_under_a_limit_in_padded_tokens():
-    model, shapes, events = make_model(), [], []
-    samples = sequences()
+    model, shapes, events, samples = make_model(), [], [], sequences()
+    by_tokens = {"lengths": lambda samples: [len(sample) for sample in samples], "samples": True}
     step = AdaptiveStep(
         model,
         padded_loss(model, shapes, most_tokens=24),
-        lengths=lambda samples: [len(sample) for sample in samples],
         weight=lambda samples: sum(len(sample) for sample in samples),
-        samples=True,
         on_event=events.append,
         check=False,
+        **by_tokens,
     )
-    loss = step(samples)
-    tokens = torch.cat(samples)
+    loss, tokens = step(samples), torch.cat(samples)
     assert loss == pytest.approx(model(tokens).square().sum().item() / len(tokens), rel=1e-6)
     caps = [event for event in events if event["event"] == "cap"]
     # 8 × 9 tokens run out of memory; then 3 × 9, beside 5 × 5.
@@ -245,19 +228,10 @@ def test_samples_are_cut_by_length_under_a_limit_in_padded_tokens():
     step(samples)
     assert all(rows * length <= 18 for rows, length in shapes)
     assert sum(rows for rows, _ in shapes) == len(samples)
-
-
-def test_a_limit_in_padded_tokens_holds_from_the_start():
-    model, shapes = make_model(), []
-    step = AdaptiveStep(
-        model,
-        padded_loss(model, shapes),
-        lengths=lambda samples: torch.tensor([len(sample) for sample in samples]),
-        max_tokens=20,
-        max_rows=3,
-        samples=True,
-    )
-    step(sequences())
+    # Limits that are given hold from the start; lengths may be a tensor.
+    shapes.clear()
+    by_tokens["lengths"] = lambda samples: torch.tensor([len(sample) for sample in samples])
+    AdaptiveStep(model, padded_loss(model, shapes), max_tokens=20, max_rows=3, **by_tokens)(samples)
     assert shapes[:3] == [(1, 3), (2, 3), (3, 3)]  # the check
     assert all(rows <= 3 and rows * length <= 20 for rows, length in shapes[3:])
     assert sum(rows for rows, _ in shapes[3:]) == 8
@@ -317,7 +291,7 @@ def test_frozen_parameters_get_no_gradient_and_later_ones_are_dropped_with_the_o
     assert sizes == [4, 8, 4, 2, 2, 2, 2, 2, 2]
 
 
-def test_what_goes_wrong_elsewhere_passes_through_and_a_row_that_never_fits_is_named():
+def test_other_errors_pass_through_failures_are_logged_and_a_row_that_never_fits_is_named(caplog):
     model, mistake = make_model(), KeyError("inputs")
 
     def loss(batch):
@@ -326,19 +300,13 @@ def test_what_goes_wrong_elsewhere_passes_through_and_a_row_that_never_fits_is_n
     with pytest.raises(KeyError) as raised:
         AdaptiveStep(model, loss)(make_batch())
     assert raised.value is mistake
+    with caplog.at_level(logging.WARNING, logger="brim"):
+        AdaptiveStep(model, loss_of(model, most_rows=6))(make_batch())
+    out = f"out of memory in the forward pass of 12 rows: {MEMORY}"
+    assert caplog.messages == [out, "at most 6 rows at a time from now on"]
     step = AdaptiveStep(model, loss_of(model, most_rows=0), on_event=silent)
     with pytest.raises(brim.OutOfMemoryError, match=r"^row 0 of the batch ran out of memory twice in the forward pass"):
         step(make_batch())
-
-
-def test_a_failure_is_logged_where_nobody_listens(caplog):
-    model = make_model()
-    with caplog.at_level(logging.WARNING, logger="brim"):
-        AdaptiveStep(model, loss_of(model, most_rows=6))(make_batch())
-    assert caplog.messages == [
-        f"out of memory in the forward pass of 12 rows: {MEMORY}",
-        "at most 6 rows at a time from now on",
-    ]
 
 
 def test_batch_norm_is_warned_of_once_it_is_cut():
@@ -361,10 +329,13 @@ def test_a_mean_is_noticed(dropout):
         AdaptiveStep(model, loss_of(model, reduction="mean"))(make_batch())
     assert model.training
     AdaptiveStep(model, loss_of(model, reduction="mean"), check=False)(make_batch())
+    # A sum that grows by chance and one that is zero are not means.
+    AdaptiveStep(model, lambda batch: (model(batch) * torch.randn(len(batch), 3)).sum())(make_batch()[0])
+    AdaptiveStep(model, lambda batch: (model(batch) * 0).sum())(make_batch()[0])
 
 
 def test_the_check_leaves_no_trace():
-    model, calls = make_model(dropout=0.5), []
+    model, calls, found = make_model(dropout=0.5), [], []
     model[0].eval()
 
     def loss(batch):
@@ -372,20 +343,12 @@ def test_the_check_leaves_no_trace():
         torch.rand(1)
         return loss_of(model)(batch)
 
-    torch.manual_seed(5)
-    AdaptiveStep(model, loss)(make_batch())
-    drawn, with_check = torch.rand(1), gradient(model)
-    assert calls == [(1, False, False), (2, False, False), (3, False, False), (12, True, False)]
-    torch.manual_seed(5)
-    AdaptiveStep(model, loss, check=False)(make_batch())
-    assert torch.equal(with_check, gradient(model))
-    assert torch.equal(torch.rand(1), drawn)
-
-
-def test_a_sum_that_grows_by_chance_and_one_that_is_zero_are_no_means():
-    model = make_model()
-    AdaptiveStep(model, lambda batch: (model(batch) * torch.randn(len(batch), 3)).sum())(make_batch()[0])
-    AdaptiveStep(model, lambda batch: (model(batch) * 0).sum())(make_batch()[0])
+    for check in (True, False):
+        torch.manual_seed(5)
+        AdaptiveStep(model, loss, check=check)(make_batch())
+        found.append((torch.rand(1).item(), gradient(model).tolist()))
+    assert calls == [(1, False, False), (2, False, False), (3, False, False), *[(12, True, False)] * 2]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(
@@ -399,10 +362,7 @@ def test_a_sum_that_grows_by_chance_and_one_that_is_zero_are_no_means():
         ([{"x": 1}, {"x": 2}], {}, "fix: samples=True, if these are samples"),
         (None, {}, "a batch of type NoneType"),
         ({"x": torch.zeros(3, 5)}, {"samples": True}, "samples=True, and the batch is a dict"),
-        (make_batch(), {"weight": lambda _: 0}, r"weight\(batch\) is "),
-        (make_batch(), {"weight": lambda _: -1.0}, r"weight\(batch\) is "),
-        (make_batch(), {"weight": lambda _: float("nan")}, r"weight\(batch\) is "),
-        (make_batch(), {"weight": lambda _: torch.tensor(0)}, r"weight\(batch\) is "),
+        *((make_batch(), {"weight": lambda _, w=weight: w}, r"weight\(batch\) is ") for weight in (0, -1.0, math.nan)),
         (make_batch(), {"lengths": lambda _: [1, 2, 3]}, r"lengths\(batch\) has shape \(3,\)\n.* for each of the 12"),
         (make_batch(), {"max_rows": 0}, "max_rows is 0"),
         (make_batch(), {"max_tokens": 0, "lengths": len}, "max_tokens is 0"),
@@ -427,20 +387,16 @@ def test_a_loss_that_teaches_nothing(check):
             AdaptiveStep(model, wrong, check=check)(make_batch())
 
 
-def test_a_model_that_waits_for_other_ranks():
+def test_models_that_cannot_be_used():
+    model = make_model()
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        model = nn.parallel.DistributedDataParallel(make_model())
+        parallel = nn.parallel.DistributedDataParallel(make_model())
         with pytest.raises(brim.InputError, match=r"fix: AdaptiveStep\(model\.module, …\), and all-reduce"):
-            AdaptiveStep(model, loss_of(model))
+            AdaptiveStep(parallel, loss_of(model))
     finally:
         torch.distributed.destroy_process_group()
-
-
-def test_models_that_are_none():
-    model = make_model()
     with pytest.raises(brim.InputError, match="given a generator as the model"):
         AdaptiveStep(model.parameters(), loss_of(model))
-    model.requires_grad_(False)
     with pytest.raises(brim.InputError, match="no parameter of the model learns"):
-        AdaptiveStep(model, loss_of(model))
+        AdaptiveStep(model.requires_grad_(False), loss_of(model))

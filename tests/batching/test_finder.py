@@ -27,44 +27,37 @@ class Device:
     def __call__(self, size):
         self.sizes.append(size)
         fits = self.peak(size) <= self.capacity
-        return Probe(
-            size=size,
-            steps=int(fits),
-            outcome="fits" if fits else "out_of_memory",
-            peak_bytes=self.peak(size) if fits and self.shows_peaks else None,
-            seconds=0.0,
-        )
+        return probe_of(size, fits=fits, steps=int(fits), peak_bytes=self.peak(size) if self.shows_peaks else None)
 
 
 def probe_of(size, *, fits, steps=1, peak_bytes=None):
-    return Probe(size=size, steps=steps, outcome="fits" if fits else "out_of_memory", peak_bytes=peak_bytes, seconds=0)
+    outcome = "fits" if fits else "out_of_memory"
+    return Probe(size=size, steps=steps, outcome=outcome, peak_bytes=peak_bytes if fits else None, seconds=0.0)
 
 
-def test_halving_and_doubling_by_hand():
-    device = Device(1230)
-    found = find_batch_size(device, how="halving", most=100)
-    assert device.sizes == [100, 50, 25, 12]
-    assert (found.size, found.num_out_of_memory) == (12, 3)
+def search(capacity, *, shows_peaks=True, most=100, **settings):
+    """Search on a new device; what was found, and the sizes that were tried."""
+    device = Device(capacity, shows_peaks=shows_peaks)
+    return find_batch_size(device, most=most, **settings), device.sizes
+
+
+def test_halving_doubling_and_binary_by_hand():
+    found, tried = search(1230, how="halving")
+    assert (found.size, found.num_out_of_memory, tried) == (12, 3, [100, 50, 25, 12])
     # As many chunks keep the effective batch.
     assert (found.num_chunks(100), found.num_chunks(96), found.num_chunks(1)) == (9, 8, 1)
     assert found.reason == "halved from 100; 12 ran and fitted with a peak of 1.1 KiB; 4 probes"
     for capacity, settings, size, tried in [
-        (1230, {"most": 100}, 16, [1, 2, 4, 8, 16, 32]),  # it stops at the first failure or at most
+        (1230, {}, 16, [1, 2, 4, 8, 16, 32]),  # it stops at the first failure or at most
         (5000, {"most": 12, "start": 3}, 12, [3, 6, 12]),
-        (1030, {"most": 100, "start": 20}, 2, [20, 10, 5, 2]),
+        (1030, {"start": 20}, 2, [20, 10, 5, 2]),
     ]:
-        device = Device(capacity)
-        assert find_batch_size(device, how="doubling", **settings).size == size
-        assert device.sizes == tried
-
-
-def test_binary_ends_at_the_maximum():
-    device = Device(1230)
-    assert find_batch_size(device, how="binary", most=100).size == 23
-    assert device.sizes == [50, 25, 12, 18, 21, 23, 24]
-    device = Device(1230)
-    assert find_batch_size(device, how="binary", most=100, start=20).size == 23
-    assert device.sizes[0] == 20
+        found, seen = search(capacity, how="doubling", **settings)
+        assert (found.size, seen) == (size, tried)
+    found, tried = search(1230, how="binary")
+    assert (found.size, tried) == (23, [50, 25, 12, 18, 21, 23, 24])
+    found, tried = search(1230, how="binary", start=20)
+    assert (found.size, tried[0]) == (23, 20)
     # A larger size that fits above one that fails is never forgotten.
     fits = {8: False, 9: True}
     odd = partial(find_batch_size, lambda size: probe_of(size, fits=fits.get(size, size < 8)), how="binary", most=9)
@@ -72,25 +65,21 @@ def test_binary_ends_at_the_maximum():
 
 
 def test_linear_finds_the_maximum_without_running_out_of_memory():
-    device = Device(1234)
-    found = find_batch_size(device, how="linear", most=100, limit_bytes=device.capacity)
-    assert device.sizes == [1, 2, 23]
-    assert (found.size, found.num_out_of_memory) == (23, 0)
+    found, tried = search(1234, how="linear", limit_bytes=1234)
+    assert (found.size, found.num_out_of_memory, tried) == (23, 0, [1, 2, 23])
     assert found.reason == (
         "along the line through the peaks of sizes 1 and 2; 23 ran and fitted with a peak of 1.2 KiB of 1.2 KiB; "
         "3 probes"
     )
-    for capacity, most, tried in [(1010, 100, [1, 2]), (5000, 1, [1])]:  # only one row fits, or is there
-        device = Device(capacity)
-        assert find_batch_size(device, how="linear", most=most, limit_bytes=capacity).size == 1
-        assert device.sizes == tried
-    device = Device(1230)  # without a prediction the default does the same
-    found = find_batch_size(device, most=100, limit_bytes=1230)
-    assert device.sizes == [1, 2, 23]
+    for capacity, most, expected in [(1010, 100, [1, 2]), (5000, 1, [1])]:  # only one row fits, or is there
+        found, tried = search(capacity, how="linear", most=most, limit_bytes=capacity)
+        assert (found.size, tried) == (1, expected)
+    found, tried = search(1230, limit_bytes=1230)  # without a prediction the default does the same
+    assert tried == [1, 2, 23]
     assert found.reason.startswith("nothing was predicted, so along the line through the peaks of sizes 1 and 2;")
 
 
-def test_linear_goes_on_from_a_peak_that_does_not_grow_yet():
+def test_linear_goes_on_from_a_peak_that_does_not_grow_yet_and_doubles_where_nothing_is_measured():
     class Update(Device):
         def peak(self, size):  # the optimizer's step takes more than the pass of a few rows
             return max(1100, 1000 + 10 * size)
@@ -99,25 +88,17 @@ def test_linear_goes_on_from_a_peak_that_does_not_grow_yet():
     found = find_batch_size(device, how="linear", most=1000, limit_bytes=1500)
     assert device.sizes == [1, 2, 4, 8, 16, 61, 31, 50]
     assert (found.size, found.num_out_of_memory) == (50, 1)
-
-
-def test_linear_falls_back_to_doubling_where_nothing_is_measured():
-    device = Device(1230, shows_peaks=False)
-    found = find_batch_size(device, how="linear", most=100, limit_bytes=1230)
-    assert device.sizes == [1, 2, 4, 8, 16, 32]
-    assert found.size == 16
+    found, tried = search(1230, shows_peaks=False, how="linear", limit_bytes=1230)
+    assert (found.size, tried) == (16, [1, 2, 4, 8, 16, 32])
     assert "doubled from 1, since peaks are not measured" in found.reason
-    assert "since there is no limit in bytes" in find_batch_size(Device(1230), how="linear", most=100).reason
+    assert "since there is no limit in bytes" in search(1230, how="linear")[0].reason
 
 
 def test_a_right_prediction_takes_one_probe():
-    device = Device(1230)
-    found = find_batch_size(device, most=100, bytes_of=device.peak, limit_bytes=1230)
-    assert device.sizes == [23]
+    for predicted in ({"bytes_of": Device(1230).peak}, {"predicted": lambda: 23}):
+        found, tried = search(1230, limit_bytes=1230, **predicted)
+        assert (found.size, tried) == (23, [23])
     assert found.reason == "predicted 23; 23 ran and fitted with a peak of 1.2 KiB of 1.2 KiB; 1 probe"
-    device = Device(1230)
-    assert find_batch_size(device, most=100, predicted=lambda: 23, limit_bytes=1230).size == 23
-    assert device.sizes == [23]
 
 
 @pytest.mark.parametrize(
@@ -133,45 +114,36 @@ def test_a_right_prediction_takes_one_probe():
     ],
 )
 def test_a_prediction_that_is_off_is_corrected_from_what_was_measured(factor, sizes):
-    device = Device(101_000)
-    found = find_batch_size(device, most=10**6, bytes_of=lambda size: 1000 + 10 * factor * size, limit_bytes=101_000)
-    assert device.sizes == sizes
-    assert found.size == sizes[-1]
-    assert found.num_out_of_memory == (1 if factor < 1 else 0)
+    limits = {"most": 10**6, "limit_bytes": 101_000}
+    found, tried = search(101_000, bytes_of=lambda size: 1000 + 10 * factor * size, **limits)
+    assert (tried, found.size, found.num_out_of_memory) == (sizes, sizes[-1], int(factor < 1))
 
 
-def test_a_constant_that_the_prediction_lacks_is_corrected_too_and_a_peak_above_the_limit_does_not_fit():
-    device = Device(101_000)
-    found = find_batch_size(device, most=10**6, bytes_of=lambda size: 50_000 + 10 * size, limit_bytes=101_000)
-    assert device.sizes == [5_100, 10_000]
+def test_a_lacking_constant_is_corrected_too_a_peak_above_the_limit_does_not_fit_and_a_margin_may_be_used():
+    limits = {"most": 10**6, "limit_bytes": 101_000}
+    found, tried = search(101_000, bytes_of=lambda size: 50_000 + 10 * size, **limits)
+    assert tried == [5_100, 10_000]
     assert found.reason.startswith("predicted 5100, corrected by the measured peaks; 10000 ran")
-    device = Device(10**9)  # the budget is smaller than the memory
-    found = find_batch_size(device, most=10**6, bytes_of=lambda size: 1000 + 5 * size, limit_bytes=101_000)
-    assert device.sizes == [20_000, 10_000]
-    assert (found.size, found.num_out_of_memory) == (10_000, 0)
-    assert find_batch_size(Device(10**9), how="binary", most=100, limit_bytes=1230).size == 23
-
-
-def test_a_margin_is_aimed_at_and_may_be_used():
-    device = Device(101_000)  # 10,000 rows; with 10,000 bytes free 9,000
-    asked = {"most": 10**6, "limit_bytes": 101_000, "margin_bytes": 10_000}
-    assert find_batch_size(device, bytes_of=device.peak, **asked).size == 9_000
-    assert find_batch_size(device, how="linear", **asked).size == 9_000
-    assert device.sizes == [9_000, 1, 2, 9_000]
-    device = Device(101_000)
-    found = find_batch_size(device, bytes_of=lambda size: 1_000 + 9.5 * size, **asked)
-    assert device.sizes == [9_473]  # over the aim, under the limit
+    # The budget is smaller than the memory.
+    found, tried = search(10**9, bytes_of=lambda size: 1000 + 5 * size, **limits)
+    assert (tried, found.size, found.num_out_of_memory) == ([20_000, 10_000], 10_000, 0)
+    assert search(10**9, how="binary", limit_bytes=1230)[0].size == 23
+    # 10,000 rows fit; with 10,000 bytes free 9,000.
+    limits["margin_bytes"] = 10_000
+    assert search(101_000, bytes_of=Device(0).peak, **limits)[1] == [9_000]
+    assert search(101_000, how="linear", **limits)[1] == [1, 2, 9_000]
+    found, tried = search(101_000, bytes_of=lambda size: 1_000 + 9.5 * size, **limits)
+    assert tried == [9_473]  # over the aim, under the limit
     assert found.reason == "predicted 9473; 9473 ran and fitted with a peak of 93.5 KiB of 98.6 KiB; 1 probe"
 
 
 def test_without_peaks_a_prediction_is_verified_and_nothing_more():
-    device = Device(101_000, shows_peaks=False)
-    found = find_batch_size(device, most=10**6, predicted=9_000, limit_bytes=101_000)
-    assert device.sizes == [9_000]
+    unseen = {"shows_peaks": False, "most": 10**6, "limit_bytes": 101_000}
+    found, tried = search(101_000, predicted=9_000, **unseen)
+    assert tried == [9_000]
     assert "peaks are not measured, so whether more would fit is not known" in found.reason
-    device = Device(101_000, shows_peaks=False)
-    assert find_batch_size(device, most=10**6, predicted=11_000, limit_bytes=101_000).size == 9_869
-    assert device.sizes == [11_000, 5_500, 7_778, 9_249, 10_086, 9_658, 9_869]
+    found, tried = search(101_000, predicted=11_000, **unseen)
+    assert (found.size, tried) == (9_869, [11_000, 5_500, 7_778, 9_249, 10_086, 9_658, 9_869])
 
 
 def test_powers_of_two_are_rounded_down_and_executed():

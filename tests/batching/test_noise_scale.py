@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -61,14 +61,11 @@ def test_measurements_by_hand_and_none():
     equal = measured(np.tile(GRADIENT, (12, 1)), UNEQUAL, [1, 2, 3, 6])
     assert equal.squared_gradient == pytest.approx(SQUARED)
     assert equal.gradient_variance == pytest.approx(0, abs=1e-12)
-    for value in (math.nan, math.inf):
-        assert NoiseMeasurement.of(squared_sum=value, squared_shares=[1.0, 2.0], weights=[1, 1], num_rows=2) is None
-        assert NoiseMeasurement.of(squared_sum=2.0, squared_shares=[1.0, value], weights=[1, 1], num_rows=2) is None
-    for weights in ([5], [5, 0]):  # one group
-        assert (
-            NoiseMeasurement.of(squared_sum=1.0, squared_shares=[1.0] * len(weights), weights=weights, num_rows=2)
-            is None
-        )
+    infinite = [(value, [1.0, 2.0], [1, 1]) for value in (math.nan, math.inf)]
+    infinite += [(2.0, [1.0, value], [1, 1]) for value in (math.nan, math.inf)]
+    for squared, shares, weights in (*infinite, (1.0, [1.0], [5]), (1.0, [1.0, 1.0], [5, 0])):  # or one group
+        given = {"squared_sum": squared, "squared_shares": shares, "weights": weights}
+        assert NoiseMeasurement.of(**given, num_rows=2) is None
 
 
 def measurement(squared_gradient, gradient_variance):
@@ -104,16 +101,6 @@ def test_the_smoothed_ratio_converges():
     assert np.mean(np.abs(np.log(known) - math.log(TRACE / SQUARED)) > math.log(2)) < 0.02
 
 
-def test_it_is_not_known_before_five_measurements():
-    noise, known = NoiseScale(), []
-    for _ in range(6):
-        noise = noise.after(measurement(2.0, 60.0))
-        known.append((noise.rows, noise.is_at_least(30), noise.is_at_most(30)))
-    assert known == [(None, False, False)] * 4 + [(pytest.approx(30), True, True)] * 2
-    assert not noise.is_at_least(31)
-    assert not noise.is_at_most(29)
-
-
 @pytest.mark.parametrize(
     ("squared", "variance", "rows", "is_at_least", "is_at_most"),
     [
@@ -124,22 +111,26 @@ def test_it_is_not_known_before_five_measurements():
         (-1.0, -2.0, None, [False] * 3, [False] * 3),
     ],
 )
-def test_where_one_of_the_averages_is_not_positive(squared, variance, rows, is_at_least, is_at_most):
-    noise = NoiseScale(num_measurements=5, squared_gradient=squared, gradient_variance=variance)
-    assert noise.rows == rows
+def test_it_is_known_from_five_measurements_on(squared, variance, rows, is_at_least, is_at_most):
+    noise, known = NoiseScale(), []
+    for _ in range(5):
+        noise = noise.after(measurement(squared, variance))
+        known.append((noise.rows, [noise.is_at_least(n) or noise.is_at_most(n) for n in (32, 64, 65)]))
+    assert known[:4] == [(None, [False] * 3)] * 4
+    assert noise.rows == (None if rows is None else pytest.approx(rows))
+    noise = replace(noise, squared_gradient=squared, gradient_variance=variance)  # to the bit
     assert [noise.is_at_least(each) for each in (32, 64, 65)] == is_at_least
     assert [noise.is_at_most(each) for each in (32, 64, 65)] == is_at_most
 
 
 def test_in_words_and_saved():
-    def words(num_measurements, squared):
-        return NoiseScale(
-            num_measurements=num_measurements, squared_gradient=squared, gradient_variance=1234.5
-        ).in_words()
-
-    assert words(4, 1.0) == "noise scale not known yet, after 4 of 5 measurements"
-    assert words(5, 0.5) == "noise scale 2469.0 rows"
-    assert words(5, -0.5) == "noise scale larger than the measured batches can tell"
+    for number, squared, words in (
+        (4, 1.0, "noise scale not known yet, after 4 of 5 measurements"),
+        (5, 0.5, "noise scale 2469.0 rows"),
+        (5, -0.5, "noise scale larger than the measured batches can tell"),
+    ):
+        found = NoiseScale(num_measurements=number, squared_gradient=squared, gradient_variance=1234.5)
+        assert found.in_words() == words
     random = np.random.default_rng(4)
     one = other = NoiseScale()
     for pair in random.standard_normal((40, 2)).tolist():  # a saved one goes on to the bit
@@ -155,15 +146,6 @@ def noise(rows, num_measurements=5):
     return NoiseScale(num_measurements=num_measurements, squared_gradient=1.0, gradient_variance=float(rows))
 
 
-def sizes(adaptation, scales):
-    """The size after each measurement."""
-    seen = []
-    for rows in scales:
-        adaptation = adaptation.after(noise(rows))
-        seen.append(adaptation.size)
-    return seen
-
-
 def adaptation(size, smallest=32, largest=256):
     return Adaptation(size=size, smallest=smallest, largest=largest)
 
@@ -174,6 +156,11 @@ def test_the_ladder_doubles_and_ends_at_the_largest():
         assert adaptation(ladder[0], ladder[0], ladder[-1]).ladder == ladder
 
 
+NOISE, SIGNAL = (
+    NoiseScale(num_measurements=9, squared_gradient=squared, gradient_variance=-squared) for squared in (-0.1, 0.1)
+)
+
+
 @pytest.mark.parametrize(
     ("start", "scales", "expected"),
     [
@@ -181,7 +168,7 @@ def test_the_ladder_doubles_and_ends_at_the_largest():
         (64, [127.9] * 9, [64] * 9),
         (64, [32] * 3, [64, 64, 32]),
         (64, [32.1] * 9, [64] * 9),
-        (64, [500, 500, 100, 500, 500, 500], [64] * 5 + [128]),  # once undecided: votes begin anew
+        (64, [500, 500, 100, 500, 500, 500], [64] * 5 + [128]),  # once undecided: votes begin again
         (64, [500, 500, 20, 500, 500, 500], [64] * 5 + [128]),
         (64, [500] * 7, [64, 64, 128, 128, 128, 256, 256]),  # and after a move
         (64, [1e9] * 12, [64, 64, 128, 128, 128, 256] + [256] * 6),
@@ -191,25 +178,25 @@ def test_the_ladder_doubles_and_ends_at_the_largest():
         (48, [64] * 3, [48, 48, 64]),  # from between two rungs
         (48, [32] * 3, [48, 48, 32]),
         (48, [63] * 9, [48] * 9),
+        (64, [NOISE] * 3, [64, 64, 128]),
+        (64, [SIGNAL] * 3, [64, 64, 32]),
+        (64, [noise(1e6, number) for number in range(1, 8)], [64] * 6 + [128]),  # not before it is known
     ],
 )
 def test_moves(start, scales, expected):
-    assert sizes(adaptation(start), scales) == expected
+    now, seen = adaptation(start), []
+    for scale in scales:
+        now = now.after(scale if isinstance(scale, NoiseScale) else noise(scale))
+        seen.append(now.size)
+    assert seen == expected
 
 
-def test_odd_rungs_too_few_measurements_and_nothing_but_noise_or_signal():
-    assert sizes(adaptation(128, 32, 200), [200] * 3) == [128, 128, 200]  # the last rung need not be a doubling
-    assert sizes(adaptation(200, 32, 200), [128] * 3) == [200, 200, 128]
-    now = adaptation(64)
-    for number in range(1, 8):  # nothing moves before the noise scale is known
-        now = now.after(noise(1e6, num_measurements=number))
-        assert now.size == (128 if number == 7 else 64)
-    all_noise = NoiseScale(num_measurements=9, squared_gradient=-0.1, gradient_variance=1.0)
-    all_signal = NoiseScale(num_measurements=9, squared_gradient=1.0, gradient_variance=-0.1)
-    up = down = adaptation(64)
-    for _ in range(3):
-        up, down = up.after(all_noise), down.after(all_signal)
-    assert (up.size, down.size) == (128, 32)
+@pytest.mark.parametrize(("start", "scale", "moved"), [(128, 200, 200), (200, 128, 128)])
+def test_the_last_rung_need_not_be_a_doubling(start, scale, moved):
+    now = adaptation(start, 32, 200)
+    for expected in (start, start, moved):
+        now = now.after(noise(scale))
+        assert now.size == expected
 
 
 @given(

@@ -76,23 +76,20 @@ SOMETHING_ELSE = [
 ]
 
 
-@pytest.mark.parametrize("message", MEMORY_RAN_OUT)
-def test_memory_ran_out(message):
-    for is_last in (False, True):
-        assert is_out_of_memory(RuntimeError(message), is_last=is_last, room_bytes=lambda: 80 << 30)
+def test_messages_that_say_it_and_those_of_something_else():
+    for message in MEMORY_RAN_OUT:
+        for is_last in (False, True):
+            assert is_out_of_memory(RuntimeError(message), is_last=is_last, room_bytes=lambda: 80 << 30), message
+    for message in SOMETHING_ELSE:
+        assert not is_out_of_memory(RuntimeError(message), room_bytes=lambda: 0), message
 
 
-@pytest.mark.parametrize("message", SOMETHING_ELSE)
-def test_it_was_something_else(message):
-    assert not is_out_of_memory(RuntimeError(message), room_bytes=lambda: 0)
-
-
-@pytest.mark.parametrize("message", WHERE_MEMORY_IS_SHORT)
-def test_what_has_several_causes_is_decided_by_the_room_that_is_left(message):
-    for room, expected in [(0, True), ((512 << 20) - 1, True), (512 << 20, False), (None, False)]:
-        assert is_out_of_memory(RuntimeError(message), room_bytes=lambda room=room: room) == expected
+def test_what_has_several_causes_is_decided_by_the_room_that_is_left():
     assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
-    assert not is_out_of_memory(RuntimeError(message))  # this process has no limit
+    for message in WHERE_MEMORY_IS_SHORT:
+        for room, expected in [(0, True), ((512 << 20) - 1, True), (512 << 20, False), (None, False)]:
+            assert is_out_of_memory(RuntimeError(message), room_bytes=lambda room=room: room) == expected, message
+        assert not is_out_of_memory(RuntimeError(message))  # this process has no limit
 
 
 @pytest.mark.parametrize(("message", "is_named_at_the_last"), UNTIL_THE_LAST.items())
@@ -106,8 +103,9 @@ def test_what_onednn_does_not_explain_counts_under_a_limit_until_nothing_smaller
 
 
 def test_types_that_say_it_and_those_that_do_not():
+    out = torch.OutOfMemoryError("whatever it says")
     for error in (
-        torch.OutOfMemoryError("whatever it says"),
+        out,
         torch.AcceleratorError("CUDA error: out of memory"),
         MemoryError(),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
@@ -121,16 +119,11 @@ def test_types_that_say_it_and_those_that_do_not():
         RuntimeError(("CUDA error", "an illegal memory access was encountered")),
     ):
         assert not is_out_of_memory(error), error
-
-
-def test_an_error_that_was_raised_from_one_counts_and_one_in_its_handling_does_not():
-    out = torch.OutOfMemoryError("CUDA out of memory.")
+    # An error that was raised from one counts, one in its handling does not, and a circle of causes ends.
     failed, mistake, first, second = (ValueError(name) for name in ("the layer failed", "a mistake", "a", "b"))
     failed.__cause__ = mistake.__context__ = out
-    assert is_out_of_memory(failed)
-    assert not is_out_of_memory(mistake)
-    first.__cause__, second.__cause__ = second, first  # a circle of causes ends
-    assert not is_out_of_memory(first)
+    first.__cause__, second.__cause__ = second, first
+    assert [is_out_of_memory(error) for error in (failed, mistake, first)] == [True, False, False]
 
 
 REAL = """
@@ -219,18 +212,15 @@ class Action:
 OUT = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes.\nFrames follow."
 
 
-def test_what_fails_once_is_done_and_the_first_try_holds_nothing():
-    told, action = [], Action(RuntimeError(OUT))
+def test_what_fails_once_is_done_the_first_try_holds_nothing_and_other_errors_pass_through():
+    messages, action = [], Action(RuntimeError(OUT))
     gc.disable()
     try:
-        assert second_try(action, on_failure=told.append) == "done"
+        assert second_try(action, on_failure=messages.append) == "done"
     finally:
         gc.enable()
-    assert told == ["DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."]
+    assert messages == ["DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."]
     assert action.alive == [False]
-
-
-def test_the_second_failure_and_other_errors_pass_through():
     with pytest.raises(MemoryError, match="again"):
         second_try(Action(MemoryError(), MemoryError("again")))
     action = Action(RuntimeError("shapes do not match"))

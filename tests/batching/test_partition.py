@@ -23,10 +23,7 @@ from brim.batching import (
     Costs,
     Surface,
     cut_totals,
-    cut_totals_by_rows,
-    longest_row_that_fits,
     partition as totals,
-    rows_that_fit,
 )
 from brim.batching.microbatch import cut_by_rows
 from brim.batching.partition import (
@@ -101,21 +98,21 @@ def test_costs_through_json(costs, rows, length):
 def test_the_rows_below_the_first_number_that_is_over_the_cap(costs, lengths, most, cap_bytes):
     over = costs.peak_bytes(np.arange(1, most + 1), np.array(lengths)[:, None]) > cap_bytes
     expected = [line.tolist().index(True) if line.any() else most for line in over]
-    assert rows_that_fit(costs, lengths, cap_bytes=cap_bytes, most=most).tolist() == expected
+    assert costs.rows_that_fit(lengths, cap_bytes=cap_bytes, most=most).tolist() == expected
 
 
 def test_what_fits_by_hand():
-    fit = rows_that_fit(linear_costs(scale=2.0), [1, 50, 70, 150, 151], cap_bytes=1000 + 20 * 150, most=1000)
+    fit = linear_costs(scale=2.0).rows_that_fit([1, 50, 70, 150, 151], cap_bytes=1000 + 20 * 150, most=1000)
     assert fit.tolist() == [150, 3, 2, 1, 0]
     for cap_bytes, tokens in [(999, 0), (1009, 0), (1010, 1), (51_009, 5000), (10**9, 1 << 20)]:
-        assert longest_row_that_fits(linear_costs(), cap_bytes) == tokens
-    assert longest_row_that_fits(linear_costs(), 1000 + 10 * 3 * 50 + 29, rows=3) == 50
-    assert longest_row_that_fits(linear_costs(), 10**9, up_to=4097) == 4097
-    assert longest_row_that_fits(linear_costs(), 1000 + 10 * 4097 - 1, up_to=4097) == 4096
+        assert linear_costs().longest_row_that_fits(cap_bytes) == tokens
+    assert linear_costs().longest_row_that_fits(1000 + 10 * 3 * 50 + 29, rows=3) == 50
+    assert linear_costs().longest_row_that_fits(10**9, up_to=4097) == 4097
+    assert linear_costs().longest_row_that_fits(1000 + 10 * 4097 - 1, up_to=4097) == 4096
     rise_and_fall = surface(0.0, [[10, -9, 0, 1]] * 3)
     costs = Costs(peak=rise_and_fall, static_bytes=0, time=rise_and_fall)
     assert costs.peak_bytes(1, 100) == 320 - 9 * 68 < 200
-    assert longest_row_that_fits(costs, 200) == 20  # a row is too long where a shorter one is
+    assert costs.longest_row_that_fits(200) == 20  # a row is too long where a shorter one is
 
 
 def sizes(begins):
@@ -163,16 +160,13 @@ def test_prices_without_arrays_are_those_of_the_table(lengths, costs):
             assert price(begin, rows) == pytest.approx(float(costs.seconds(rows, length)), rel=1e-9, abs=1e-9)
 
 
-def test_batches_do_not_touch_each_other():
+def test_batches_do_not_touch_each_other_and_of_equal_cuts_the_last_micro_batch_is_the_largest():
     table = np.array([[1.0, 1.5, 9.0], [2.0, 5.0, 5.5]])
     kinds = np.array([[0, 0, 0], [1, 1, 1], [1, 1, 0]])
     found = [sizes(begins) for begins in cheapest_by_all_pairs(table, kinds)]
     assert found == [[(0, 1), (1, 3)], [(0, 3)], [(0, 1), (1, 2), (2, 3)]]
-
-
-def test_of_equal_cuts_the_one_with_the_largest_last_micro_batch():
-    table = np.array([[1.0, 2.0, 3.0]])
-    assert sizes(cheapest_by_all_pairs(table, np.zeros((1, 3), dtype=np.intp))[0]) == [(0, 3)]
+    equal = np.array([[1.0, 2.0, 3.0]])
+    assert sizes(cheapest_by_all_pairs(equal, np.zeros((1, 3), dtype=np.intp))[0]) == [(0, 3)]
     assert sizes(cheapest_by_queue([3, 3, 3], lambda _, rows: float(rows))) == [(0, 3)]
     assert sizes(cheapest_by_queue([2, 2, 2], lambda _, rows: float(rows))) == [(0, 1), (1, 3)]
 
@@ -238,25 +232,20 @@ def test_they_are_those_of_cutting_batch_by_batch(lengths, batch_size, costs, sh
 )
 def test_micro_batches_of_so_many_rows(lengths, batch_size, costs, max_rows):
     shapes = one_by_one(lengths, batch_size, lambda some: cut_by_rows(some, max_rows=max_rows))
-    found = cut_totals_by_rows(lengths, batch_size, costs=costs, max_rows=max_rows)
+    found = cut_totals(lengths, batch_size, costs=costs, cap_bytes=0, fixed_rows=max_rows)
     check(found, shapes, lengths, batch_size, costs)
 
 
-def test_blocks_and_tables_of_any_size_come_to_the_same(monkeypatch):
-    lengths = np.random.default_rng(1).integers(1, 300, 1000)
+def test_blocks_of_any_size_come_to_the_same_and_large_batches_are_cut_one_by_one(monkeypatch):
     settings = {"costs": linear_costs(seconds=0.7), "cap_bytes": 1000 + 10 * 2000}
+    lengths = np.random.default_rng(2).integers(1, 300, 2 * MOST_ROWS_FOR_ALL_PAIRS + 100)
+    batch_size = MOST_ROWS_FOR_ALL_PAIRS + 50
+    shapes = one_by_one(lengths, batch_size, lambda some: [part.rows for part in cut(some, **settings)])
+    check(cut_totals(lengths, batch_size, **settings), shapes, lengths.tolist(), batch_size, settings["costs"])
     wholes = [cut_totals(lengths, 24, **settings, largest=largest) for largest in (False, True)]
     monkeypatch.setattr(totals, "_ENTRIES_AT_ONCE", 100)
     monkeypatch.setattr(totals, "_ENTRIES_OF_PRICES", 10)
     assert [cut_totals(lengths, 24, **settings, largest=largest) for largest in (False, True)] == wholes
-
-
-def test_large_batches_are_cut_one_by_one():
-    lengths = np.random.default_rng(2).integers(1, 300, 2 * MOST_ROWS_FOR_ALL_PAIRS + 100)
-    batch_size = MOST_ROWS_FOR_ALL_PAIRS + 50
-    settings = {"costs": linear_costs(seconds=0.7), "cap_bytes": 1000 + 10 * 2000}
-    shapes = one_by_one(lengths, batch_size, lambda some: [part.rows for part in cut(some, **settings)])
-    check(cut_totals(lengths, batch_size, **settings), shapes, lengths.tolist(), batch_size, settings["costs"])
 
 
 @pytest.mark.parametrize(
@@ -278,7 +267,7 @@ def test_evenly_chosen_steps_stand_for_all(monkeypatch, limit, value, batch_size
     assert found.seconds == pytest.approx(30 * first.seconds + 200 * 0.01)
 
 
-def test_a_row_over_the_cap_alone():
+def test_a_row_over_the_cap_alone_and_fewer_rows_than_an_effective_batch():
     lengths = [10, 300, 20, 310, 310, 5]
     settings = {"costs": linear_costs(), "cap_bytes": 1000 + 10 * 100}
     with pytest.raises(RowTooLongError, match="row 3 of 310 tokens takes 4100 bytes alone, the cap is 2000") as raised:
@@ -288,8 +277,5 @@ def test_a_row_over_the_cap_alone():
     shapes = one_by_one(lengths, 2, lambda some: [part.rows for part in cut(some, **settings)])
     check(cut_totals(lengths, 2, **settings, lone_rows_may_exceed=True), shapes, lengths, 2, settings["costs"])
     assert (1, 310) in shapes
-
-
-def test_fewer_rows_than_an_effective_batch():
     found = cut_totals([7, 7, 7], 32, costs=linear_costs(), cap_bytes=10_000)
     assert (found.num_steps, found.num_micro_batches, found.widest.rows, found.widest.count) == (1, 1, 3, 1)

@@ -116,17 +116,15 @@ ENDS = {
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_probe_leaves_no_trace(optimizer, ends, steps_before):
     loop = Loop(OPTIMIZERS[optimizer], ends=ENDS[ends], steps_before=steps_before)
-    before = loop.everything()
-    prober = loop.prober()
+    before, prober = loop.everything(), loop.prober()
     if ends == "another_error":
         with pytest.raises(KeyError, match="labels"):
             prober(4)
     else:
-        probe = prober(4)
+        probe, fits = prober(4), ends == "well"
         born = optimizer != "adagrad" and not steps_before
-        assert probe.steps == {"well": 2 if born else 1, "out_of_memory": 0}[ends]
-        assert probe.outcome == {"well": "fits", "out_of_memory": "out_of_memory"}[ends]
-        assert (probe.peak_bytes is None) == (ends == "out_of_memory")
+        assert (probe.outcome, probe.steps) == (("fits", 2 if born else 1) if fits else ("out_of_memory", 0))
+        assert (probe.peak_bytes is None) == (not fits)
     assert loop.everything() == before
 
 
@@ -150,19 +148,16 @@ def test_gradients_buffers_settings_and_groups_are_put_back():
     assert loop.net.first.weight.grad is gradient
     assert torch.equal(gradient, torch.full((8, 6), 3.0))
     assert loop.net.first.bias.grad is None
-    net = nn.BatchNorm1d(2)
-    buffer = net.running_mean
-    with no_trace(net):  # of a step that replaces a buffer
-        net.running_mean = torch.ones(2)
-        buffer.add_(5)
-    assert net.running_mean is buffer
-    assert torch.equal(buffer, torch.zeros(2))
-    net = nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW([net.weight], lr=0.1)
+    norm, net = nn.BatchNorm1d(2), nn.Linear(2, 2)
+    buffer, optimizer = norm.running_mean, torch.optim.AdamW([net.weight], lr=0.1)
     before = bits(optimizer.state_dict())
-    with no_trace(net, optimizer):
+    with no_trace(norm), no_trace(net, optimizer):
+        norm.running_mean = torch.ones(2)  # a step that replaces a buffer
+        buffer.add_(5)
         optimizer.param_groups[0]["lr"] = 7
         optimizer.add_param_group({"params": [net.bias]})
+    assert norm.running_mean is buffer
+    assert torch.equal(buffer, torch.zeros(2))
     assert bits(optimizer.state_dict()) == before
 
 

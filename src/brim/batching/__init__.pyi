@@ -26,14 +26,7 @@ from .oom import (
     run_batches as run_batches,
     second_try as second_try,
 )
-from .partition import (
-    Shape as Shape,
-    Totals as Totals,
-    cut_totals as cut_totals,
-    cut_totals_by_rows as cut_totals_by_rows,
-    longest_row_that_fits as longest_row_that_fits,
-    rows_that_fit as rows_that_fit,
-)
+from .partition import Shape as Shape, Totals as Totals, cut_totals as cut_totals
 from .prober import (
     AddressSpacePeak as AddressSpacePeak,
     Counts as Counts,

@@ -1,6 +1,6 @@
-"""Predict the memory and the time of a micro-batch from its shape.
+"""Predict the memory and the time of a micro-batch from its shape, and what fits under a cap.
 
-Each is a `Surface`: a quantity such as peak bytes or seconds, interpolated between samples of shapes.
+Each prediction is a `Surface`: a quantity such as peak bytes or seconds, interpolated between samples of shapes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+_LONGEST_TOKENS = 1 << 20
+
+
+_FEW_ROWS = 64  # so few are looked at one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +46,51 @@ class Costs:
         """Return the scale with which one row of this length, in tokens, has this peak."""
         added = float(self.peak(1, length)) - self.static_bytes
         return (peak_bytes - self.static_bytes) / added if added > 0 else self.scale
+
+    def rows_that_fit(self, lengths: ArrayLike, *, cap_bytes: int, most: int) -> NDArray[np.int64]:
+        """Return for each length the most rows of which neither they nor any fewer are over the cap; 0: none fits.
+
+        lengths: tokens, at least 1 each, in one dimension. most: rows beyond which nobody asks.
+        Between two kinks the peak is a straight line in the rows, so that a number of rows beside a kink is over the
+        cap wherever any is: no rise and fall of the peak is overlooked.
+        """
+        tokens = np.asarray(lengths, dtype=np.int64)
+        turns = self._turns(tokens, most)
+        over = self.peak_bytes(turns, tokens[:, None]) > cap_bytes
+        first = np.where(over.any(axis=1), over.argmax(axis=1), turns.shape[1])
+        bounds = np.concatenate([np.zeros_like(turns[:, :1]), turns, np.full_like(turns[:, :1], most + 1)], axis=1)
+        fit = np.take_along_axis(bounds, first[:, None], axis=1)[:, 0]
+        too_many = np.take_along_axis(bounds, first[:, None] + 1, axis=1)[:, 0]
+        while np.any(too_many - fit > 1):
+            middle = (fit + too_many) // 2
+            is_over = self.peak_bytes(np.maximum(middle, 1), tokens) > cap_bytes
+            is_open = too_many - fit > 1
+            too_many = np.where(is_open & is_over, middle, too_many)
+            fit = np.where(is_open & ~is_over, middle, fit)
+        return fit
+
+    def longest_row_that_fits(self, cap_bytes: int, *, rows: int = 1, up_to: int = _LONGEST_TOKENS) -> int:
+        """Return the tokens of the longest row that fits, as do all shorter ones; 0: none does.
+
+        rows: of this length, together. up_to: where the search ends.
+        """
+        start, stop = 1, min(4096, up_to)
+        while start <= up_to:
+            lengths = np.arange(start, stop + 1)
+            over = self.peak_bytes(rows, lengths) > cap_bytes
+            if over.any():
+                return int(lengths[over.argmax()]) - 1
+            start, stop = stop + 1, min(2 * stop, up_to)
+        return up_to
+
+    def _turns(self, tokens: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+        """Return ascending numbers of rows [length, …], from 1 to `most`, between which the peak is a straight line."""
+        if most <= _FEW_ROWS:
+            return np.broadcast_to(np.arange(1, most + 1), (len(tokens), most))
+        per_row = self.peak.kinks / tokens[:, None]
+        ones = np.ones((len(tokens), 1))
+        turns = np.concatenate([ones, np.floor(per_row), np.ceil(per_row), ones * most], axis=1)
+        return np.sort(np.clip(turns, 1, most).astype(np.int64), axis=1)
 
     def uncorrected(self, peak_bytes: int) -> int:
         """Return what these costs predicted, as it would be without their scale."""

@@ -17,10 +17,10 @@ among them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import ceil, isqrt
 from numbers import Integral
 from typing import Literal, TypeAlias, get_args
 
@@ -248,14 +248,15 @@ def _above(trials: Trials, curve: Curve, step_back: float) -> int | None:
     fitted, failed, ladder = trials.fitted, trials.failed, trials.ladder
     if not fitted:
         return None
-    suggested = None
-    if trials.aim_bytes is not None:
-        suggested = larger_size(trials.peaks, fitted, limit_bytes=trials.aim_bytes, curve=curve, most=ladder.most)
+    aim = trials.aim_bytes
+    suggested = (
+        None if aim is None else larger_size(trials.peaks, fitted, limit_bytes=aim, curve=curve, most=ladder.most)
+    )
     if failed < ladder.beyond and (suggested is None or suggested >= failed):
-        suggested = max(fitted + 1, isqrt(fitted * failed))  # the peaks do not explain the failure: from the safe side
+        suggested = max(fitted + 1, math.isqrt(fitted * failed))  # the peaks do not explain it: from the safe side
     if suggested is None:
         return None
-    size = ladder.at_most(min(suggested, ceil((failed - 1) / step_back)))
+    size = ladder.at_most(min(suggested, math.ceil((failed - 1) / step_back)))
     return size if fitted * WORTH_A_PROBE <= size < failed else None
 
 
@@ -374,8 +375,8 @@ class Trials:
     @property
     def peaks(self) -> list[tuple[int, int]]:
         """Return the sizes that ran to their end with their peaks, ascending, also those over the limit."""
-        ended = (probe for probe in self.probes if probe.outcome == "fits" and probe.peak_bytes is not None)
-        return sorted((probe.size, probe.peak_bytes or 0) for probe in ended)
+        ended = [(probe.size, probe.peak_bytes) for probe in self.probes if probe.outcome == "fits"]
+        return sorted((size, peak_bytes) for size, peak_bytes in ended if peak_bytes is not None)
 
     def try_size(self, size: int) -> bool:
         """Return whether it fits. Raises ProbeError for a probe that shows nothing."""
@@ -383,12 +384,9 @@ class Trials:
             probe = self._fits(size)
             _require_sound_probe(probe, size)
             self.probes.append(probe)
-            self._verdicts[size] = probe.outcome == "fits" and not self._is_over(probe)
+            limit_bytes = math.inf if self.limit_bytes is None else self.limit_bytes
+            self._verdicts[size] = probe.outcome == "fits" and (probe.peak_bytes or 0) <= limit_bytes
         return self._verdicts[size]
-
-    def _is_over(self, probe: Probe) -> bool:
-        known = probe.peak_bytes is not None and self.limit_bytes is not None
-        return known and (probe.peak_bytes or 0) > (self.limit_bytes or 0)
 
 
 def _require_sound_probe(probe: Probe, size: int) -> None:

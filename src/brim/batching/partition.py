@@ -1,7 +1,5 @@
 """Partition rows in order of length into the cheapest micro-batches, by dynamic programming.
 
-It also says how many rows of a length fit together under a cap, and how long a row may be to fit at all.
-
 What all effective batches of a data set cost once partitioned is summed in seconds for a million rows.
 """
 
@@ -73,16 +71,22 @@ def cut_totals(
     most_rows: int | None = None,
     largest: bool = False,
     lone_rows_may_exceed: bool = False,
+    fixed_rows: int | None = None,
 ) -> Totals:
     """Add up the micro-batches of `ByLength.cut`, effective batch by effective batch; the last may be smaller.
 
-    lengths: tokens of each of at least one row, in the order in which they are consumed.
+    lengths: tokens of each of at least one row, in the order in which they are consumed. fixed_rows: of `cut_by_rows`
+    with so many rows instead, whatever the cap.
     O(n · widest micro-batch) up to MOST_ROWS_FOR_ALL_PAIRS rows a batch, for many batches at a time; beyond them
     O(n log n), one after the other.
 
     Raises RowTooLongError for the longest row that is over the cap alone.
     """
     tokens = np.asarray(lengths, dtype=np.int64)
+    batches, rest = _sorted_batches(tokens, batch_size)
+    if fixed_rows is not None:
+        num_steps = [len(batches), len(rest)]
+        return _totals([_by_rows(each, fixed_rows) for each in (batches, rest)], num_steps, num_steps, tokens, costs)
     terms = Terms(
         costs=costs,
         cap_bytes=cap_bytes,
@@ -91,18 +95,9 @@ def cut_totals(
         lone_rows_may_exceed=lone_rows_may_exceed,
     )
     _require_each_fits(terms, tokens)
-    batches, rest = _sorted_batches(tokens, batch_size)
     looked_at = _evenly_chosen(batches, _most_steps(batch_size))
     cut_up = [_cut_all(terms, looked_at), _cut_all(terms, rest)]
     return _totals(cut_up, [len(looked_at), len(rest)], [len(batches), len(rest)], tokens, costs)
-
-
-def cut_totals_by_rows(lengths: ArrayLike, batch_size: int, *, costs: Costs, max_rows: int) -> Totals:
-    """Add up the micro-batches of `cut_by_rows`, effective batch by effective batch; see cut_totals."""
-    tokens = np.asarray(lengths, dtype=np.int64)
-    batches, rest = _sorted_batches(tokens, batch_size)
-    num_steps = [len(batches), len(rest)]
-    return _totals([_by_rows(batches, max_rows), _by_rows(rest, max_rows)], num_steps, num_steps, tokens, costs)
 
 
 def _sorted_batches(tokens: NDArray[np.int64], batch_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -275,7 +270,7 @@ class Terms:
     def widths(self, lengths: NDArray[np.int64], *, most: int) -> NDArray[np.int64]:
         """Return the most rows of each length; 0: not even one."""
         most = min(most, self.most_rows or most)
-        widths = rows_that_fit(self.costs, lengths, cap_bytes=self.cap_bytes, most=most)
+        widths = self.costs.rows_that_fit(lengths, cap_bytes=self.cap_bytes, most=most)
         return np.maximum(widths, 1) if self.lone_rows_may_exceed else widths
 
     def prices(self, rows: NDArray[np.float64], length: NDArray[np.int64], *, weight: int) -> NDArray[np.float64]:
@@ -405,57 +400,3 @@ def line_prices(terms: Terms, lengths: NDArray[np.int64], *, weight: int) -> Cal
         return values[line][piece] + slopes[line][piece] * (num_tokens - starts[piece])  # type: ignore[no-any-return]
 
     return price
-
-
-_LONGEST_TOKENS = 1 << 20
-
-
-_FEW_ROWS = 64  # so few are looked at one by one
-
-
-def rows_that_fit(costs: Costs, lengths: ArrayLike, *, cap_bytes: int, most: int) -> NDArray[np.int64]:
-    """Return for each length the most rows of which neither they nor any fewer are over the cap; 0: none fits.
-
-    lengths: tokens, at least 1 each, in one dimension. most: rows beyond which nobody asks.
-    Between two kinks the peak is a straight line in the rows, so that a number of rows beside a kink is over the cap
-    wherever any is: no rise and fall of the peak is overlooked.
-    """
-    tokens = np.asarray(lengths, dtype=np.int64)
-    turns = _turns(costs, tokens, most)
-    over = costs.peak_bytes(turns, tokens[:, None]) > cap_bytes
-    first = np.where(over.any(axis=1), over.argmax(axis=1), turns.shape[1])
-    bounds = np.concatenate([np.zeros_like(turns[:, :1]), turns, np.full_like(turns[:, :1], most + 1)], axis=1)
-    fit = np.take_along_axis(bounds, first[:, None], axis=1)[:, 0]
-    too_many = np.take_along_axis(bounds, first[:, None] + 1, axis=1)[:, 0]
-    while np.any(too_many - fit > 1):
-        middle = (fit + too_many) // 2
-        is_over = costs.peak_bytes(np.maximum(middle, 1), tokens) > cap_bytes
-        is_open = too_many - fit > 1
-        too_many = np.where(is_open & is_over, middle, too_many)
-        fit = np.where(is_open & ~is_over, middle, fit)
-    return fit
-
-
-def _turns(costs: Costs, tokens: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Return ascending numbers of rows [length, …], from 1 to `most`, between which the peak is a straight line."""
-    if most <= _FEW_ROWS:
-        return np.broadcast_to(np.arange(1, most + 1), (len(tokens), most))
-    per_row = costs.peak.kinks / tokens[:, None]
-    ones = np.ones((len(tokens), 1))
-    turns = np.concatenate([ones, np.floor(per_row), np.ceil(per_row), ones * most], axis=1)
-    return np.sort(np.clip(turns, 1, most).astype(np.int64), axis=1)
-
-
-def longest_row_that_fits(costs: Costs, cap_bytes: int, *, rows: int = 1, up_to: int = _LONGEST_TOKENS) -> int:
-    """Return the tokens of the longest row that fits, as do all shorter ones; 0: none does.
-
-    rows: of this length, together. up_to: where the search ends.
-    """
-    start, stop = 1, min(4096, up_to)
-    while start <= up_to:
-        lengths = np.arange(start, stop + 1)
-        over = costs.peak_bytes(rows, lengths) > cap_bytes
-        if over.any():
-            return int(lengths[over.argmax()]) - 1
-        start, stop = stop + 1, min(2 * stop, up_to)
-    return up_to

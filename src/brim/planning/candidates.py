@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from brim.batching import Costs, Totals, cut_totals, cut_totals_by_rows, longest_row_that_fits
+from brim.batching import Costs, Totals, cut_totals
 from brim.memory import Budget
 from brim.planning.costs import BoundBy, Shape
 from brim.planning.plan import Candidate, Way
@@ -40,10 +40,13 @@ class Task:
 
     def epoch(self, costs: Costs, *, cap_bytes: int) -> Totals:
         """Partition an epoch's effective batches. Raises RowTooLongError."""
-        if self.fixed_rows is not None:
-            return cut_totals_by_rows(self.lengths, self.effective_batch_size, costs=costs, max_rows=self.fixed_rows)
         return cut_totals(
-            self.lengths, self.effective_batch_size, costs=costs, cap_bytes=cap_bytes, largest=self.largest
+            self.lengths,
+            self.effective_batch_size,
+            costs=costs,
+            cap_bytes=cap_bytes,
+            largest=self.largest,
+            fixed_rows=self.fixed_rows,
         )
 
     def recut(self, taken: Candidate, before: Costs, now: Costs, *, cap_bytes: int) -> Candidate:
@@ -184,10 +187,10 @@ def _unfit(known: WayCosts, task: Task, budget: Budget, cap: _Cap, reason: str) 
 def _longest_that_fits(known: WayCosts, task: Task, budget: Budget, cap: _Cap) -> int:
     """Return the tokens of a row that fits, alone or, where the configuration says so, with others as long; 0: none."""
     if task.fixed_rows is None:
-        return longest_row_that_fits(known.costs, cap.num_bytes, up_to=task.longest)
+        return known.costs.longest_row_that_fits(cap.num_bytes, up_to=task.longest)
     rows, left_bytes = task.fixed_rows, _left_bytes(known, budget, 1, task.longest)
     for _ in range(_MOST_ROUNDS):
-        tokens = longest_row_that_fits(known.costs, left_bytes, rows=rows, up_to=task.longest)
+        tokens = known.costs.longest_row_that_fits(left_bytes, rows=rows, up_to=task.longest)
         if tokens == 0:
             return 0
         left_bytes = _left_bytes(known, budget, rows, tokens)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from brim.batching import BatchSchedule, Costs, Stretch, rows_that_fit
+from brim.batching import BatchSchedule, Costs, Stretch
 from brim.config import EFFECTIVE, Choice, dotted, ways_given, with_effective_rows
 from brim.config.schema import Config, FinetuneTrainer
 from brim.data.tokens import TokenRows, rows_of_step
@@ -131,7 +131,7 @@ class PlanRequest(Request):
         if plan.chosen is None or plan.costs is None:
             return 1
         longest, most = [self.task.longest], len(self.rows)
-        (rows,) = rows_that_fit(plan.costs, longest, cap_bytes=plan.chosen.cap_bytes, most=most).tolist()
+        (rows,) = plan.costs.rows_that_fit(longest, cap_bytes=plan.chosen.cap_bytes, most=most).tolist()
         return max(int(rows), 1)
 
     def bounded(self, bound: int) -> PlanRequest:
