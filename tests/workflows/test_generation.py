@@ -139,7 +139,7 @@ def planned(tiny_base, monkeypatch, *, reserved_bytes=None, **generation):
     if reserved_bytes is not None:
         budget = plan_job(request, say=print).budget
         there = replace(budget, limit_bytes=budget.outside_bytes + reserved_bytes, margin_bytes=0)
-        monkeypatch.setattr("brim.planning.generation.budget_of", lambda *args, **given: there)
+        monkeypatch.setattr("brim.planning.request.budget_of", lambda *args, **given: there)
     return plan_job(request, say=print)
 
 
@@ -147,7 +147,7 @@ BEAMS = {"num_beams": 4, "do_sample": False}
 
 
 def test_with_room_for_all_beams_run_together_and_no_trace_is_made(tiny_base, monkeypatch):
-    monkeypatch.setattr("brim.planning.generation.cache_model", None)
+    monkeypatch.setattr("brim.planning.generation.CacheModel", None)
     plan = planned(tiny_base, monkeypatch, **BEAMS)
     assert (plan.engine, plan.source, plan.rows, plan.rows_reason) == ("static", "closed form", 40, "all rows together")
 
@@ -194,7 +194,7 @@ def test_a_number_of_rows_by_hand_is_taken_and_the_plans_own_is_told(zero_shot):
     (own,) = [line for line in planned if line.startswith("batch: ")]
     found = re.match(r"batch: (\d+) rows of [^(]* \(([^)]*)\); engine ", own)
     assert found is not None
-    assert f"by itself the plan would take {found[1]} rows ({found[2]})" in by_hand
+    assert f"without a configured number the plan would take {found[1]} rows ({found[2]})" in by_hand
     assert three["answer_response"].tolist() == alone["answer_response"].tolist()
 
 

@@ -105,7 +105,7 @@ def test_nothing_is_left_of_probes_and_timings(run, monkeypatch):
 
 def test_what_runs_out_of_memory_lowers_the_cap_until_it_fits_and_leaves_nothing(run, monkeypatch):
     untimed(monkeypatch)
-    monkeypatch.setattr("brim.workflows.training.launch.with_probe", lambda costs, probe, predicted: (predicted, costs))
+    monkeypatch.setattr("brim.workflows.training.launch.corrected", lambda costs, probe: costs)
     plan, said, before = tight(run.plan), [], state_of(run.llm)
     with scarce(run.llm, most_tokens=200) as tried:
         found = launched(run, plan, say=said.append)

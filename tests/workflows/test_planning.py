@@ -147,7 +147,7 @@ def test_help_for_micro_batches_of_a_fixed_number_is_for_so_many(tiny_base, monk
     plan, asked = helped(monkeypatch, fixed, room, roomy.budget.outside_bytes, [room - 1, room + 1])
     assert (asked, plan.too_long) == ([4], ())
     assert plan.helps[0].startswith("change 0 (")
-    assert plan.helps[1].startswith("micro-batches cut by length")
+    assert plan.helps[1].startswith("micro-batches by length")
     assert plan.helps[1].endswith("trainer.batch_size: auto")
 
 
