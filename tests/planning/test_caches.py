@@ -54,36 +54,31 @@ def test_a_damaged_entry_is_said_and_written_anew(tmp_path):
 
 def test_where_nothing_can_be_written_or_a_folder_is_in_the_way_nothing_fails(tmp_path):
     (tmp_path / "file").write_text("")
-    cache = Cache(tmp_path / "file", "plans")
-    assert cache.read("a") is None
-    cache.write("a", 1)
-    assert cache.note is not None
-    assert cache.note.startswith("nothing is kept for later runs: an entry of the cache could not be written: ")
-    assert traces_with(FOUND, tmp_path / "file").note is not None
     (tmp_path / "plans" / "a.json").mkdir(parents=True)
-    cache = Cache(tmp_path, "plans")
-    assert cache.read("a") is None
-    assert cache.note == f"{tmp_path / 'plans' / 'a.json'} cannot be read, and is not used: Is a directory"
+    unwritten, folder = Cache(tmp_path / "file", "plans"), Cache(tmp_path, "plans")
+    assert unwritten.read("a") is folder.read("a") is None
+    assert folder.note == f"{tmp_path / 'plans' / 'a.json'} cannot be read, and is not used: Is a directory"
+    unwritten.write("a", 1)
+    unkept = "nothing is kept for later runs: an entry of the cache could not be written: "
+    assert unwritten.note.startswith(unkept)
+    assert traces_with(FOUND, tmp_path / "file").note.startswith(unkept)
 
 
 def test_what_was_used_longest_ago_goes(tmp_path):
     def age(name, seconds):
         os.utime(tmp_path / "plans" / f"{name}.json", ns=(10**18 - seconds * 10**9,) * 2)
 
-    def names():
-        return sorted(path.stem for path in (tmp_path / "plans").iterdir())
-
     cache = Cache(tmp_path, "plans", most_bytes=500)
     for number, name in enumerate("abcd"):
         cache.write(name, "x" * 98)  # 189 bytes with its quotes and checksum
         if number < 2:
             age(name, 100 - number)
-    assert names() == ["c", "d"]
+    assert sorted(path.stem for path in (tmp_path / "plans").iterdir()) == ["c", "d"]
     age("c", 100)
     age("d", 99)
     cache.read("c")  # what is read is used
     forget_oldest(tmp_path / "plans", most_bytes=200)
-    assert names() == ["c"]
+    assert [path.stem for path in (tmp_path / "plans").iterdir()] == ["c"]
 
 
 # What traces found
@@ -196,34 +191,20 @@ def less(plan, num_bytes):
 
 
 @pytest.fixture
-def kept(tmp_path):
-    """Keeps a plan, and gives what reads one under a budget for some facts."""
-
-    def keep(plan):
-        PlanCache(tmp_path, facts(), plan.budget).write(plan)
-        return lambda budget=plan.budget, **other: PlanCache(tmp_path, facts(**other), budget).read()
-
-    return keep
+def cache(tmp_path):
+    """cache(budget, epochs=2): the cache of a plan for these facts."""
+    return lambda budget, **other: PlanCache(tmp_path, facts(**other), budget)
 
 
-def test_a_plan_is_found_by_equal_work(tmp_path):
+def test_a_plan_is_found_by_equal_work_and_no_other(cache):
     plan = hand_made_plan()
-    cache = PlanCache(tmp_path, facts(), plan.budget)
-    assert cache.read() is None
-    cache.write(plan)
-    again = PlanCache(tmp_path, facts(learning_rate=0.5, eval_batch_size=9), plan.budget)
+    budget = plan.budget
+    assert cache(budget).read() is None
+    cache(budget).write(plan)
+    again = cache(budget, learning_rate=0.5, eval_batch_size=9)
     assert again.read() == replace(plan, from_cache=True)
     again.write(again.read())
-    assert cache.read() == replace(plan, from_cache=True)
-    nothing = replace(plan.budget, limit_bytes=0)  # a budget of nothing has a place too
-    cache = PlanCache(tmp_path, facts(), nothing)
-    cache.write(replace(plan, budget=nothing))
-    assert cache.read() is not None
-
-
-def test_other_work_and_another_device_have_another_plan(kept):
-    plan = hand_made_plan()
-    read = kept(plan)
+    assert cache(budget).read() == replace(plan, from_cache=True)
     for other in (
         {"lengths": (3, 8, 5)},
         {"base": {**BASE, "hidden_size": 128}},
@@ -234,63 +215,54 @@ def test_other_work_and_another_device_have_another_plan(kept):
         {"optimizer": "sgd"},
         {"epochs": 2},
     ):
-        assert read(**other) is None, other
-    assert read(replace(plan.budget, device="l4")) is None
-    assert read() is not None
+        assert cache(budget, **other).read() is None, other
+    assert cache(replace(budget, device="l4")).read() is None
+    nothing = replace(budget, limit_bytes=0)  # a budget of nothing has a place too
+    cache(nothing).write(replace(plan, budget=nothing))
+    assert cache(nothing).read() is not None
 
 
-def test_a_little_more_memory_changes_nothing_and_a_little_less_plans_anew(kept, tmp_path):
+def test_a_little_more_memory_changes_nothing_and_a_little_less_plans_again(cache, tmp_path):
     plan = hand_made_plan()
-    read = kept(plan)
+    cache(plan.budget).write(plan)
     more, tight = less(plan, -MIB), less(plan, MIB)
-    assert read(more).budget == more
-    assert read(tight) is None
-    PlanCache(tmp_path, facts(), tight).write(replace(plan, budget=tight))
-    assert read(more) is not None  # the same file
+    assert cache(more).read().budget == more
+    assert cache(tight).read() is None
+    cache(tight).write(replace(plan, budget=tight))
+    assert cache(more).read() is not None  # the same file
     assert len(list((tmp_path / "plans").iterdir())) == 1
 
 
-def test_a_plan_that_no_limit_cuts_is_used_under_any_budget_that_it_fits(kept):
+def test_a_plan_that_no_limit_cuts_is_used_under_any_budget_that_it_fits(cache):
     plan = hand_made_plan()
     chosen = replace(plan.chosen, cap_binds=False)
-    plan = replace(plan, chosen=chosen, candidates=(chosen,))  # the first way, cut as if there were no limit
-    read = kept(plan)
-    spare_bytes = plan.budget.limit_bytes - plan.budget.margin_bytes - plan.chosen.total_bytes
+    # One for which others were too large is not used under a larger budget.
+    cache(plan.budget).write(replace(plan, chosen=chosen))
+    assert cache(less(plan, -1024 * MIB)).read() is None
+    plan = replace(plan, chosen=chosen, candidates=(chosen,))  # the first strategy, as if there were no limit
+    cache(plan.budget).write(plan)
+    spare_bytes = plan.budget.limit_bytes - plan.budget.margin_bytes - chosen.total_bytes
     for less_bytes in (-40 * MIB * 1024, MIB, spare_bytes):
-        budget = less(plan, less_bytes)
-        found = read(budget)
-        assert found.budget == budget
-        assert found.chosen.cap_bytes == plan.chosen.cap_bytes - max(less_bytes, 0)
+        found = cache(less(plan, less_bytes)).read()
+        assert found.budget == less(plan, less_bytes)
+        assert found.chosen.cap_bytes == chosen.cap_bytes - max(less_bytes, 0)
         assert found.candidates == (found.chosen,)
-        assert replace(found.chosen, cap_bytes=plan.chosen.cap_bytes) == plan.chosen
-    assert read(less(plan, spare_bytes + 1)) is None
+        assert replace(found.chosen, cap_bytes=chosen.cap_bytes) == chosen
+    assert cache(less(plan, spare_bytes + 1)).read() is None
 
 
-def test_a_plan_for_which_others_were_too_large_is_not_used_under_a_larger_budget(kept):
-    plan = hand_made_plan()
-    plan = replace(plan, chosen=replace(plan.chosen, cap_binds=False))
-    assert kept(plan)(less(plan, -1024 * MIB)) is None
-
-
-def test_a_plan_that_was_measured_to_promise_too_much_is_not_used(tmp_path):
+def test_a_plan_that_was_measured_to_promise_too_much_is_not_used_nor_what_is_not_a_plan(cache, tmp_path):
     plan = hand_made_plan()
     plan = replace(plan, costs=replace(plan.costs, scale=1.2))
-    cache = PlanCache(tmp_path, facts(), plan.budget)
-    cache.write(plan)
-    assert cache.read(scale=0.7) is not None  # it runs as it did
-    assert cache.read(scale=1.21) is not None  # within 1%
-    assert cache.read(scale=1.22) is None
-
-
-@pytest.mark.parametrize("content", ["[]", "{}", '{"chosen": 3}', "3"])
-def test_what_is_no_plan_is_said(tmp_path, content):
-    plan = hand_made_plan()
-    cache = PlanCache(tmp_path, facts(), plan.budget)
-    cache.write(plan)
+    cache(plan.budget).write(plan)
+    # It runs as it did, within 1% of what was measured, too.
+    assert [cache(plan.budget).read(scale=scale) is not None for scale in (0.7, 1.21, 1.22)] == [True, True, False]
     (path,) = (tmp_path / "plans").iterdir()
-    path.write_text(sealed(content))
-    assert cache.read() is None
-    assert cache.note == f"{path} is damaged, and is not used"
+    for content in ("[]", "{}", '{"chosen": 3}', "3"):
+        path.write_text(sealed(content))
+        damaged = cache(plan.budget)
+        assert damaged.read() is None
+        assert damaged.note == f"{path} is damaged, and is not used"
 
 
 # What measured peaks say of later predictions
@@ -303,28 +275,25 @@ def scale_of(*pairs, **keys):
     return of_run(pairs, static_bytes=STATIC, **keys)
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """Numbers that are easy to follow; what is too small to tell anything on a device has a test of its own."""
-    monkeypatch.setattr(calibration, "TELLING_BYTES", 1)
-
-
 def run(scale, outside=None):
     return RunPeaks(scale=scale, outside_bytes=outside, num_peaks=1)
 
 
-def test_a_few_megabytes_tell_nothing():
+def test_what_the_shapes_add_is_compared_and_the_most_counts(monkeypatch):
+    # A few megabytes say nothing.
     assert scale_of((STATIC + 63 * MIB, STATIC + 90 * MIB)) is None
     assert scale_of((STATIC + 64 * MIB, STATIC + 80 * MIB)).scale == 1.25
-
-
-def test_what_the_shapes_add_is_compared_and_the_most_counts(small):
+    monkeypatch.setattr(calibration, "TELLING_BYTES", 1)
     found = scale_of((3000, 3200), (2900, 2900), (2000, 1900), outside_bytes=77)
     assert found == RunPeaks(scale=1.1, outside_bytes=77, num_peaks=3)
-    # Peaks that are small beside the largest do not count, and shapes that add next to nothing tell nothing.
+    # Peaks that are small beside the largest do not count, nor do shapes that add next to nothing.
     assert scale_of((3000, 3000), (1900, 9000)) == run(1.0)
     assert scale_of() is scale_of((1040, 1080)) is scale_of((900, 950)) is None
     assert [scale_of((2000, measured)).scale for measured in (100_000, 1100)] == [2.0, 0.5]  # bounded
+    # A probe that takes more counts at once, and one that takes less does not.
+    costs = linear_costs(static_bytes=STATIC, scale=1.04)
+    assert corrected(costs, (3000, 3400)) == replace(costs, scale=1.2)
+    assert corrected(costs, (3000, 2000)) == corrected(costs, (1040, 1080)) == costs
 
 
 def test_the_median_of_the_newest_eight_runs_counts_and_of_two_the_larger():
@@ -338,27 +307,17 @@ def test_the_median_of_the_newest_eight_runs_counts_and_of_two_the_larger():
     assert Correction(scale=1.04, num_runs=3).reason == "measured in 3 runs: ×1.04"
 
 
-def test_a_probe_that_takes_more_counts_at_once_and_one_that_takes_less_does_not(small):
-    costs = linear_costs(static_bytes=STATIC, scale=1.04)
-    assert corrected(costs, (3000, 3400)) == replace(costs, scale=1.2)
-    assert corrected(costs, (3000, 2000)) == corrected(costs, (1040, 1080)) == costs
-
-
 def test_runs_are_kept_by_their_facts(tmp_path):
     for scale in (1.2, 1.1, 1.3):
         Calibrations(tmp_path, DEVICE).add(run(scale, 40))
     assert Calibrations(tmp_path, DEVICE).correction() == Correction(scale=1.2, outside_bytes=40, num_runs=3)
+    Calibrations(tmp_path, DEVICE).learn([(900, 950)], static_bytes=STATIC)  # which says nothing
+    assert Calibrations(tmp_path, DEVICE).correction().num_runs == 3
     assert Calibrations(tmp_path, {**DEVICE, "device": "l4"}).correction() == Correction()
-
-
-@pytest.mark.parametrize(
-    "saved", [[1], {"a": 1}, [{"scale": 9.0, "outside_bytes": None, "num_peaks": 1}], [{"scale": None}], 7]
-)
-def test_a_damaged_entry_of_runs_is_said_and_not_used(tmp_path, saved):
-    Cache(tmp_path, "calibrations").write(digest(DEVICE), saved)
-    calibrations = Calibrations(tmp_path, DEVICE)
-    assert calibrations.correction() == Correction()
-    assert calibrations.note is not None
-    assert "is damaged" in calibrations.note
-    calibrations.add(run(1.5))
-    assert Calibrations(tmp_path, DEVICE).correction().scale == 1.5
+    for saved in ([1], {"a": 1}, [{"scale": 9.0, "outside_bytes": None, "num_peaks": 1}], [{"scale": None}], 7):
+        Cache(tmp_path, "calibrations").write(digest(DEVICE), saved)
+        calibrations = Calibrations(tmp_path, DEVICE)
+        assert calibrations.correction() == Correction()
+        assert "is damaged" in calibrations.note
+        calibrations.add(run(1.5))
+        assert Calibrations(tmp_path, DEVICE).correction().scale == 1.5

@@ -42,19 +42,16 @@ def test_each_phase_is_cut_with_its_own_size():
     assert [phase.total_bytes for phase in tight.phases] == [3000 + 500] * 2
 
 
-def test_no_phase_is_told_to_take_less_than_the_longest_row_alone(monkeypatch):
-    monkeypatch.setattr(module, "_MOST_ROWS", 1)
-    found, chosen = costs_of(BatchSchedule.of([(0, 2), (2, 1)]), 6)
-    assert found.phases[1].seconds_per_step == pytest.approx(1.07 + 0.5)  # a row of 7 tokens
-    assert found.phases[1].total_bytes == chosen.single_row_bytes == 2500
-
-
-def test_a_phase_is_cut_from_the_row_on_with_which_it_begins(monkeypatch):
+def test_a_phase_is_cut_from_its_own_first_row_and_takes_no_less_than_the_longest_row_alone(monkeypatch):
     monkeypatch.setattr(module, "_MOST_ROWS", 4)
     found, _ = costs_of(BatchSchedule.of([(0, 4), (4, 2)]), 8)
     assert found.phases[1].seconds_per_step == pytest.approx((2.6 + 2.2) / 2 + 0.5)
     wrapped, _ = costs_of(BatchSchedule.of([(0, 3), (6, 2)]), 12)
     assert wrapped.phases[1].seconds_per_step == pytest.approx((2.2 + 3.0) / 2 + 0.5)
+    monkeypatch.setattr(module, "_MOST_ROWS", 1)
+    found, chosen = costs_of(BatchSchedule.of([(0, 2), (2, 1)]), 6)
+    assert found.phases[1].seconds_per_step == pytest.approx(1.07 + 0.5)  # a row of 7 tokens
+    assert found.phases[1].total_bytes == chosen.single_row_bytes == 2500
 
 
 def test_one_size_for_the_whole_run_costs_what_an_epoch_of_the_plan_says():
@@ -71,9 +68,13 @@ def test_one_size_for_the_whole_run_costs_what_an_epoch_of_the_plan_says():
     assert phase.seconds_per_step == pytest.approx(chosen.seconds_per_epoch)
 
 
-def test_a_fixed_number_of_rows_is_cut_so_in_each_phase():
+def test_a_fixed_number_of_rows_is_cut_so_in_each_phase_and_an_update_may_take_nothing():
     found, _ = costs_of(BatchSchedule.of([(0, 1), (4, 3), (7, 4)]), 16, work=task(fixed_rows=2))
     assert [phase.micro_batches_per_step for phase in found.phases] == [1, 2, 2]
+    known = replace(way_costs(), update_s=0.0, costs=linear_costs(seconds=0.0))
+    length = RunLength(num_rows=8, schedule=BatchSchedule.of([(0, 1), (8, 2)]), total_samples=16)
+    found = phase_costs(length, task(), candidate(known, task(), budget(9300)), known.costs)
+    assert found.phases[0].seconds_per_step == pytest.approx(0.01 * 360 / 8)
 
 
 def many_rows(effective_batch_size):
@@ -114,13 +115,6 @@ def test_where_sizes_are_measured_each_is_shown_and_the_run_takes_something_betw
     assert found.seconds == pytest.approx((fours, alone))
     length = RunLength(num_rows=8, schedule=BatchSchedule.constant(2), total_samples=80, adaptation=adaptation)
     assert steps_between(length) == (20, 80)
-
-
-def test_an_update_that_takes_nothing_is_no_matter():
-    known = replace(way_costs(), update_s=0.0, costs=linear_costs(seconds=0.0))
-    length = RunLength(num_rows=8, schedule=BatchSchedule.of([(0, 1), (8, 2)]), total_samples=16)
-    found = phase_costs(length, task(), candidate(known, task(), budget(9300)), known.costs)
-    assert found.phases[0].seconds_per_step == pytest.approx(0.01 * 360 / 8)
 
 
 def schedule_from(sizes, gaps):
@@ -170,28 +164,25 @@ def test_a_phase_larger_than_an_epoch_is_named_by_its_number():
     assert told([(0, 8), (100, 100)], total_samples=300) == []
     # One size for the whole run may be.
     assert faults(BatchSchedule.constant(1000), num_rows=10, total_samples=20) == []
+    ramp = BatchSchedule.linear(initial=1, final=4096, length_samples=10**12)
+    (problem,) = faults(ramp, num_rows=4000, total_samples=2 * 10**12)  # many phases are one problem
+    assert problem.what.startswith("phase 4,096 of 4,096 asks for 4,096 rows a step, and there are 4,000 to train on")
 
 
 def test_phases_that_begin_when_the_run_is_over_are_named():
     steps = [(0, 8), (100, 16), (200, 32), (250, 64)]
     assert told(steps, total_samples=251) == []
-    (last,) = told(steps, total_samples=250)
-    assert last.startswith("phase 4 of 4, 64 rows a step after 250 samples, is never reached")
-    assert last.endswith("the run ends after 250")
-    (two,) = told(steps, total_samples=150)
-    assert two.startswith("phase 3 of 4, 32 rows a step after 200 samples, is never reached")
-    assert two.endswith("150, nor is the one after it")
-    assert told(steps, total_samples=99)[0].endswith("nor are the 2 after it")
+    for total, begin, end in (
+        (250, "phase 4 of 4, 64 rows a step after 250 samples, is never reached", "the run ends after 250"),
+        (150, "phase 3 of 4, 32 rows a step after 200 samples, is never reached", "150, nor is the one after it"),
+        (99, "phase 2 of 4, 16 rows", "nor are the 2 after it"),
+    ):
+        (what,) = told(steps, total_samples=total)
+        assert what.startswith(begin)
+        assert what.endswith(end)
     assert len(told([(0, 8), (100, 4000)], total_samples=100)) == 2  # everything that is wrong at once
-
-
-def test_a_ramp_as_long_as_the_run_never_comes_to_its_final_batch_and_many_phases_are_one_problem():
-    ramp = BatchSchedule.doubling(initial=8, final=64, length_samples=1000)
-    assert len(faults(ramp, num_rows=1000, total_samples=1000)) == 1
-    assert faults(ramp, num_rows=1000, total_samples=1001) == []
-    ramp = BatchSchedule.linear(initial=1, final=4096, length_samples=10**12)
-    (problem,) = faults(ramp, num_rows=4000, total_samples=2 * 10**12)
-    assert problem.what.startswith("phase 4,096 of 4,096 asks for 4,096 rows a step, and there are 4,000 to train on")
+    ramp = BatchSchedule.doubling(initial=8, final=64, length_samples=1000)  # it never comes to its final batch
+    assert [len(faults(ramp, num_rows=1000, total_samples=total)) for total in (1000, 1001)] == [1, 0]
 
 
 @given(

@@ -15,16 +15,13 @@ from brim.planning.plan import summarize_lengths
 from brim.planning.training import dropout_notes
 
 
-def test_a_plan_comes_back_from_json():
+def test_a_plan_comes_back_from_json_also_from_before_batches_moved():
     for plan in (hand_made_plan(), plan_that_does_not_fit(), plan_that_moves(), plan_that_adapts()):
         assert TrainingPlan.from_dict(json.loads(json.dumps(plan.as_dict()))) == plan
-    for damaged in ({}, {**hand_made_plan().as_dict(), "budget": {"device": "t4"}}):
+    saved = hand_made_plan().as_dict()
+    for damaged in ({}, {**saved, "budget": {"device": "t4"}}):
         with pytest.raises(ValueError, match="budget"):
             TrainingPlan.from_dict(damaged)
-
-
-def test_a_plan_from_before_batches_moved_is_read():
-    saved = hand_made_plan().as_dict()
     for name in ("total_samples", "smallest_batch_size", "num_phases", "phases", "steps_between", "seconds_between"):
         del saved[name]
     for candidate in (saved["chosen"], *saved["candidates"]):
@@ -33,12 +30,14 @@ def test_a_plan_from_before_batches_moved_is_read():
 
 
 def test_a_batch_moves_where_its_sizes_differ_and_the_least_seconds_are_known():
-    assert plan_that_moves().batch_moves
-    assert plan_that_adapts().batch_moves
-    assert not hand_made_plan().batch_moves
-    assert not hand_made_plan(smallest_batch_size=32).batch_moves
-    seconds = [plan.least_seconds for plan in (hand_made_plan(), plan_that_adapts(), plan_that_does_not_fit())]
-    assert seconds == [360.0, 360.0, 0.0]
+    for plan, moves, seconds in (
+        (plan_that_moves(), True, 360.0),
+        (plan_that_adapts(), True, 360.0),
+        (hand_made_plan(), False, 360.0),
+        (hand_made_plan(smallest_batch_size=32), False, 360.0),
+        (plan_that_does_not_fit(), False, 0.0),
+    ):
+        assert (plan.batch_moves, plan.least_seconds) == (moves, seconds)
 
 
 # How long rows are
@@ -63,15 +62,13 @@ def test_the_summary_of_a_hundred_rows_and_of_few():
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=60))
 def test_every_row_is_in_one_bin_and_percentiles_are_rows(lengths):
     summary = summarize_lengths(lengths)
-    below = 0
     for bound, count in summary.histogram:
         assert count == sum(bound // 2 < length <= bound for length in lengths)
-        below += count
-    assert below == len(lengths)
+    assert sum(count for _, count in summary.histogram) == len(lengths)
     for share, value in ((50, summary.median), (90, summary.p90), (99, summary.p99)):
         assert value in lengths
-        assert sum(length <= value for length in lengths) >= share / 100 * len(lengths)
-        assert sum(length < value for length in lengths) < share / 100 * len(lengths)
+        at_most, below = sum(length <= value for length in lengths), sum(length < value for length in lengths)
+        assert at_most >= share / 100 * len(lengths) > below
 
 
 # Real rows stand for a shape: the longest that it has room for

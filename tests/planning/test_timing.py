@@ -38,35 +38,29 @@ def test_the_first_ones_tell_most():
 
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=50), st.integers(1, 100_000), st.integers(1, 64))
 def test_no_shape_is_over_the_cap_or_made_up(lengths, cap_bytes, most_rows):
-    found = timing(lengths, cap_bytes=cap_bytes, most_rows=most_rows)
-    for rows, length in found.shapes:
-        assert rows * length <= cap_bytes
-        assert rows <= most_rows
-        assert length in lengths
-    assert len(set(found.shapes)) == len(found.shapes)
+    shapes = timing(lengths, cap_bytes=cap_bytes, most_rows=most_rows).shapes
+    assert all(r * length <= cap_bytes and r <= most_rows and length in lengths for r, length in shapes)
+    assert len(set(shapes)) == len(shapes)
 
 
 @given(st.lists(st.integers(16, 2000), min_size=20, max_size=50))
 def test_the_first_four_tell_a_floor_and_two_slopes_apart(lengths):
-    shapes = np.array(timing(lengths).shapes[:4], dtype=float)
-    tokens, lengths_of = shapes[:, 0] * shapes[:, 1], shapes[:, 1]
-    features = np.stack([np.ones(4), tokens / tokens.max(), tokens * lengths_of / (tokens * lengths_of).max()])
-    if lengths_of.max() >= 2 * lengths_of.min():
+    rows, of = np.array(timing(lengths).shapes[:4], dtype=float).T
+    features = np.stack([np.ones(4), rows * of / (rows * of).max(), rows * of**2 / (rows * of**2).max()])
+    if of.max() >= 2 * of.min():
         assert np.linalg.matrix_rank(features, tol=1e-6) == 3
 
 
 def test_a_short_run_is_not_measured_nor_too_few_shapes():
     needed_s = CALLS * 1e-4 * (48 + 10 * 48 + 512 + 20 * 48)
     assert timing(run_s=1.01 * needed_s / 0.02).shapes
-    found = timing(run_s=0.99 * needed_s / 0.02)
-    assert found.shapes == ()
-    assert found.reason == ("not measured: timing takes about 0.6 s, more than 0.6 s: 2% of the run, 30.0 s at most")
     assert timing(run_s=1e9).allowed_s == 30.0
     assert timing(run_s=1e9, token_s=1.0).shapes == ()
-    for lengths in ([100] * 9, [100]):
-        found = timing(lengths, most_rows=1)
-        assert found.shapes == ()
-        assert found.reason == "not measured: only 1 of the shapes worth timing fit under the cap"
+    too_long = "not measured: timing takes about 0.6 s, more than 0.6 s: 2% of the run, 30.0 s at most"
+    too_few = "not measured: only 1 of the shapes worth timing fit under the cap"
+    short = timing(run_s=0.99 * needed_s / 0.02)
+    for found, reason in ((short, too_long), *((timing([100] * n, most_rows=1), too_few) for n in (9, 1))):
+        assert (found.shapes, found.reason) == ((), reason)
 
 
 # Timing them
@@ -97,15 +91,12 @@ def timed(allowed_s, *, token_s=1e-3):
     return device, [(sample.rows, sample.length) for sample in samples], samples
 
 
-def test_the_first_call_is_not_counted():
+def test_the_first_call_is_not_counted_and_what_cannot_be_afforded_is_left_out():
     device, shapes, samples = timed(1e6)
     assert shapes == list(SHAPES)
     assert device.calls == [shape for shape in SHAPES for _ in range(CALLS)]
     assert samples[0].seconds == pytest.approx((0.06,) * (CALLS - 1))
     assert TimeFit.through(samples, line(1e-3)).seconds(1000, 100) == pytest.approx(1.01, rel=0.02)
-
-
-def test_what_cannot_be_afforded_is_left_out_and_what_a_run_raises_passed_on():
     assert timed(60.0)[1] == [shape for shape in SHAPES if shape != (64, 400)]
     # An estimate that was too low is corrected: by it, 64 rows of 400 would take a tenth of what they take.
     assert (64, 400) not in timed(60.0, token_s=1e-4)[1]
@@ -114,7 +105,7 @@ def test_what_cannot_be_afforded_is_left_out_and_what_a_run_raises_passed_on():
     def run(rows, length):
         raise MemoryError
 
-    with pytest.raises(MemoryError):
+    with pytest.raises(MemoryError):  # is passed on
         Timing(shapes=SHAPES, allowed_s=1.0, reason="").measured(run, lambda: 0.0, predicted=line(1e-3))
 
 
@@ -152,11 +143,16 @@ def test_a_law_without_noise_is_found(fixed, token, attention):
         assert found.seconds(rows * length, length) == pytest.approx(expected, rel=0.035)
 
 
-def test_an_estimate_that_is_off_by_a_factor_is_scaled():
+def test_an_estimate_that_is_off_by_a_factor_is_scaled_also_by_few_samples():
     found = TimeFit.through(samples(attention=0.0, noise=0.02), line(1e-4, 0.01))
     assert found.scale == pytest.approx(2.0, rel=0.05)
     assert (found.fixed_s, found.token_s, found.attention_s, found.bends) == (0.0, 0.0, 0.0, ())
     assert found.num_samples == len(TIMED)
+    for number in (1, 2, 3):
+        found = TimeFit.through(samples(shapes=TIMED[:number]), ROUGH)
+        ratios = [law(rows * length, length) / float(ROUGH(rows, length)) for rows, length in TIMED[:number]]
+        assert min(ratios) <= found.scale <= max(ratios)
+        assert (found.fixed_s, found.token_s, found.attention_s, found.bends) == (0.0, 0.0, 0.0, ())
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -177,8 +173,8 @@ def test_one_shape_that_was_disturbed_counts_less():
     assert TimeSample(rows=1, length=1, seconds=(3.0, 1.0, 2.0)).median_s == 2.0
 
 
-def test_time_that_rises_faster_beyond_a_number_of_tokens():
-    """Such as on a CPU whose caches the activations leave."""
+def test_time_that_rises_faster_beyond_a_number_of_tokens_and_a_floor():
+    """Such as on a CPU whose caches the activations leave, and of a GPU that waits for the host up to some tokens."""
     bend = (904, 3e-4)
     found = TimeFit.through(samples(bend=bend), ROUGH)
     assert found.bends[0][0] in (864, 904, 944)
@@ -187,24 +183,10 @@ def test_time_that_rises_faster_beyond_a_number_of_tokens():
     surface = found.surface(shortest=16, longest=512, most_rows=32)
     for rows, length in [(1, 16), (1, 512), (7, 100), (32, 512), (32, 48)]:
         assert float(surface(rows, length)) == pytest.approx(float(found.seconds(rows * length, length)))
-
-
-def test_a_floor():
-    """A GPU that waits for the host takes the same time up to some tokens."""
-    shapes = [(2**power, 64) for power in range(8)]
-    made = [TimeSample(rows=rows, length=length, seconds=(max(0.05, 1e-4 * rows * length),)) for rows, length in shapes]
+    made = [TimeSample(rows=2**n, length=64, seconds=(max(0.05, 1e-4 * 2**n * 64),)) for n in range(8)]
     found = TimeFit.through(made, line(1e-5, 0.001))
-    assert found.seconds(64, 64) == pytest.approx(0.05, rel=0.05)
-    assert found.seconds(256, 64) == pytest.approx(0.05, rel=0.1)
-    assert found.seconds(8192, 64) == pytest.approx(0.8192, rel=0.05)
-
-
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_few_samples_scale_the_estimate(number):
-    found = TimeFit.through(samples(shapes=TIMED[:number]), ROUGH)
-    ratios = [law(rows * length, length) / float(ROUGH(rows, length)) for rows, length in TIMED[:number]]
-    assert min(ratios) <= found.scale <= max(ratios)
-    assert (found.fixed_s, found.token_s, found.attention_s, found.bends) == (0.0, 0.0, 0.0, ())
+    for tokens, seconds, rel in ((64, 0.05, 0.05), (256, 0.05, 0.1), (8192, 0.8192, 0.05)):
+        assert found.seconds(tokens, 64) == pytest.approx(seconds, rel=rel)
 
 
 @given(seed=st.integers(0, 10**6), noise=st.floats(0, 1))
