@@ -208,16 +208,14 @@ def check(found, shapes, lengths, batch_size, costs):
     batch_size=st.integers(1, 40),
     costs=costs(time=rising_surfaces()),
     share=st.floats(0, 1),
-    most_rows=st.none() | st.integers(1, 9),
     largest=st.booleans(),
 )
-def test_they_are_those_of_cutting_batch_by_batch(lengths, batch_size, costs, share, most_rows, largest):
+def test_they_are_those_of_cutting_batch_by_batch(lengths, batch_size, costs, share, largest):
     alone = float(costs.peak_bytes(1, np.array(lengths)).max())
     together = float(costs.peak_bytes(batch_size, max(lengths)))
     settings = {
         "costs": costs,
         "cap_bytes": int(np.ceil(alone + share * max(together - alone, 0))),
-        "most_rows": most_rows,
         "largest": largest,
     }
     shapes = one_by_one(lengths, batch_size, lambda some: [part.rows for part in cut(some, **settings)])
@@ -258,10 +256,10 @@ def test_evenly_chosen_steps_stand_for_all(monkeypatch, limit, value, batch_size
     lengths = np.concatenate([*kinds * 10, [200]])
     monkeypatch.setattr(totals, limit, value)
     costs = linear_costs(seconds=0.0)
-    found = cut_totals(lengths, batch_size, costs=costs, cap_bytes=10_000, largest=True, most_rows=batch_size // 2)
+    found = cut_totals(lengths, batch_size, costs=costs, cap_bytes=10_000, largest=True)
     assert (found.num_steps, found.num_steps_looked_at) == (31, 11)
     assert found.real_tokens == lengths.sum()
-    first = cut_totals(kinds[0], batch_size, costs=costs, cap_bytes=10_000, largest=True, most_rows=batch_size // 2)
+    first = cut_totals(kinds[0], batch_size, costs=costs, cap_bytes=10_000, largest=True)
     assert found.num_micro_batches == 30 * first.num_micro_batches + 1
     assert found.padded_tokens == 30 * batch_size * 10 + 200
     assert found.seconds == pytest.approx(30 * first.seconds + 200 * 0.01)

@@ -105,12 +105,7 @@ class Costs:
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Costs:
         """Read back from JSON what `asdict` gave."""
-        return cls(
-            peak=Surface.from_dict(saved["peak"]),
-            static_bytes=saved["static_bytes"],
-            time=Surface.from_dict(saved["time"]),
-            scale=saved["scale"],
-        )
+        return cls(**{**saved, **{name: Surface.from_dict(saved[name]) for name in ("peak", "time")}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,12 +147,8 @@ class Surface:
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Surface:
         """Read back from JSON what `asdict` gave."""
-        return cls(
-            base=saved["base"],
-            lengths=tuple(saved["lengths"]),
-            tokens=tuple(tuple(line) for line in saved["tokens"]),
-            values=tuple(tuple(line) for line in saved["values"]),
-        )
+        lines = {name: tuple(map(tuple, saved[name])) for name in ("tokens", "values")}
+        return cls(**{**saved, "lengths": tuple(saved["lengths"]), **lines})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

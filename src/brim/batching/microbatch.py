@@ -8,9 +8,10 @@ the batch's own order, for measurements that ask for random groups of rows.
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,11 +23,8 @@ from brim.batching.partition import Terms, borders
 
 def cutter_of(state: Mapping[str, Any]) -> Cutter:
     """Return the cutter whose `state` this is, as it was then."""
-    cutter: ByLength | ByRows
-    if state["kind"] == "by_rows":
-        cutter = ByRows(max_rows=1)
-    else:
-        cutter = ByLength(costs=Costs.from_dict(state["costs"]), cap_bytes=0)
+    is_by_rows = state["kind"] == ByRows.kind
+    cutter = ByRows(max_rows=1) if is_by_rows else ByLength(costs=Costs.from_dict(state["costs"]), cap_bytes=0)
     cutter.restore(state)
     return cutter
 
@@ -39,22 +37,59 @@ _NOTCH = 0.7
 class _Capped(ABC):
     """Keep the limit of a cutter, which falls where memory runs out, and rises again after clean steps."""
 
+    kind: str
     _cap: Cap
     _unit: str
+
+    def cut_in_order(self, lengths: ArrayLike, *, num_groups: int) -> list[MicroBatch]:
+        """Take every row once, in order (see Cutter)."""
+        tokens = np.asarray(lengths, dtype=np.int64)
+        groups = groups_in_order(
+            len(tokens), num_groups=num_groups, longest=lambda start, most: self._together(tokens[start:], most)
+        )
+        return self._formed(np.arange(len(tokens)), tokens, [0, *(stop for _, stop in groups)]) if groups else []
+
+    def lower(self, failed: MicroBatch) -> CapChange | None:
+        """Lower the limit below a micro-batch that ran out of memory (see Cutter)."""
+        return None if failed.num_rows == 1 else self._change(self._lowered(failed))
 
     def clean_step(self) -> CapChange | None:
         """Count a step that went well (see Cutter)."""
         return self._change(self._cap.after_clean_step())
 
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs (see Cutter)."""
+        return {"kind": self.kind, "cap": asdict(self._cap)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a saved state (see Cutter)."""
+        assert state["kind"] == self.kind, "the state of another cutter"
+        self._cap = Cap.from_dict(state["cap"])
+
     def _change(self, cap: Cap) -> CapChange | None:
         before, self._cap = self._cap, cap
         return None if before.now == cap.now else CapChange(before=before.now, after=cap.now, unit=self._unit)
+
+    @abstractmethod
+    def _together(self, tokens: NDArray[np.int64], most: int) -> int:
+        """Count the first rows that fit together, as any fewer of them do: at most `most`, at least 1."""
+
+    @abstractmethod
+    def _lowered(self, failed: MicroBatch) -> Cap:
+        """Return the limit after a micro-batch of several rows ran out of memory."""
+
+    @abstractmethod
+    def _formed(self, order: NDArray[np.intp], tokens: NDArray[np.int64], bounds: Sequence[int]) -> list[MicroBatch]:
+        """Return the rows in this order, divided at these bounds (from 0 to their number).
+
+        tokens: of each row, by its position in the effective batch.
+        """
 
 
 class ByLength(_Capped):
     """Partition by predicted costs: a Cutter. Its costs are those of the launch, also in a resumed run."""
 
-    _unit = "bytes"
+    kind, _unit = "by_length", "bytes"
 
     def __init__(self, *, costs: Costs, cap_bytes: int, most_rows: int | None = None, largest: bool = False) -> None:
         """Begin with a cap on the allocated bytes of a micro-batch. most_rows: at most so many together.
@@ -94,55 +129,32 @@ class ByLength(_Capped):
             lone_rows_may_exceed=True,
         )
         order = longest_first(tokens)
-        return self._priced(order, tokens, borders(terms, tokens[order]))
+        return self._formed(order, tokens, borders(terms, tokens[order]))
 
-    def cut_in_order(self, lengths: ArrayLike, *, num_groups: int) -> list[MicroBatch]:
-        """Take every row once, in order (see Cutter)."""
-        tokens = np.asarray(lengths, dtype=np.int64)
-        groups = groups_in_order(
-            len(tokens), num_groups=num_groups, longest=lambda start, most: self._rows_that_fit(tokens[start:], most)
-        )
-        return self._priced(np.arange(len(tokens)), tokens, [0, *(stop for _, stop in groups)]) if groups else []
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs (see Cutter)."""
+        own = {"costs": asdict(self._costs), "most_rows": self._most_rows, "largest": self._largest}
+        return {**super().state(), **own}
 
-    def lower(self, failed: MicroBatch) -> CapChange | None:
-        """Lower the cap (see Cutter), to `_NOTCH` of what the failed shape added."""
-        if failed.num_rows == 1:
-            return None
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a saved state (see Cutter)."""
+        super().restore(state)
+        self._costs = Costs.from_dict(state["costs"])
+        self._most_rows, self._largest = state["most_rows"], state["largest"]
+
+    def _lowered(self, failed: MicroBatch) -> Cap:
         assert failed.peak_bytes is not None, "a micro-batch of another cutter"
         static_bytes = self._costs.static_bytes
         added_bytes = min(self._cap.now, failed.peak_bytes) - static_bytes
         to = min(static_bytes + int(_NOTCH * added_bytes), failed.peak_bytes - 1)
-        return self._change(self._cap.lowered(to, failed=failed.peak_bytes))
+        return self._cap.lowered(to, failed=failed.peak_bytes)
 
-    def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs (see Cutter)."""
-        return {
-            "kind": "by_length",
-            "costs": asdict(self._costs),
-            "cap": asdict(self._cap),
-            "most_rows": self._most_rows,
-            "largest": self._largest,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a saved state (see Cutter)."""
-        assert state["kind"] == "by_length", "the state of another cutter"
-        self._costs = Costs.from_dict(state["costs"])
-        self._cap = Cap.from_dict(state["cap"])
-        self._most_rows = state["most_rows"]
-        self._largest = state["largest"]
-
-    def _rows_that_fit(self, tokens: NDArray[np.int64], most: int) -> int:
-        """Count the first rows that fit together, as any fewer of them do: at most `most`, at least 1."""
+    def _together(self, tokens: NDArray[np.int64], most: int) -> int:
         padded = np.maximum.accumulate(tokens[: most if self._most_rows is None else min(most, self._most_rows)])
         over = self._costs.peak_bytes(np.arange(1, len(padded) + 1), padded) > self._cap.now
         return max(1, int(over.argmax()) if over.any() else len(padded))
 
-    def _priced(self, order: NDArray[np.intp], tokens: NDArray[np.int64], bounds: Sequence[int]) -> list[MicroBatch]:
-        """Return the rows in this order, divided at these bounds (from 0 to their number), with predictions.
-
-        tokens: of each row, by its position in the effective batch.
-        """
+    def _formed(self, order: NDArray[np.intp], tokens: NDArray[np.int64], bounds: Sequence[int]) -> list[MicroBatch]:
         begins, num_rows = np.array(bounds[:-1]), np.diff(bounds)
         padded = np.maximum.reduceat(tokens[order], begins)
         peaks, seconds = np.ceil(self._costs.peak_bytes(num_rows, padded)), self._costs.seconds(num_rows, padded)
@@ -160,7 +172,7 @@ class ByLength(_Capped):
 class ByRows(_Capped):
     """Take a fixed number of neighbours in length, the longest first; half as many once memory ran out. A Cutter."""
 
-    _unit = "rows"
+    kind, _unit = "by_rows", "rows"
 
     def __init__(self, *, max_rows: int) -> None:
         self._cap = Cap(now=max_rows)
@@ -176,31 +188,15 @@ class ByRows(_Capped):
         cuts = cut_by_rows(tokens, max_rows=self._cap.now)
         return [MicroBatch(rows=rows, padded_length=int(tokens[rows[0]])) for rows in cuts]
 
-    def cut_in_order(self, lengths: ArrayLike, *, num_groups: int) -> list[MicroBatch]:
-        """Take every row once, in order (see Cutter)."""
-        tokens = np.asarray(lengths, dtype=np.int64)
-        groups = groups_in_order(
-            len(tokens), num_groups=num_groups, longest=lambda start, most: min(most, self._cap.now)
-        )
-        return [
-            MicroBatch(rows=np.arange(start, stop), padded_length=int(tokens[start:stop].max()))
-            for start, stop in groups
-        ]
+    def _lowered(self, failed: MicroBatch) -> Cap:
+        return self._cap.lowered(failed.num_rows // 2, failed=failed.num_rows)
 
-    def lower(self, failed: MicroBatch) -> CapChange | None:
-        """Lower the limit to half of what failed (see Cutter)."""
-        if failed.num_rows == 1:
-            return None
-        return self._change(self._cap.lowered(failed.num_rows // 2, failed=failed.num_rows))
+    def _together(self, tokens: NDArray[np.int64], most: int) -> int:
+        return min(most, self._cap.now)
 
-    def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs (see Cutter)."""
-        return {"kind": "by_rows", "cap": asdict(self._cap)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a saved state (see Cutter)."""
-        assert state["kind"] == "by_rows", "the state of another cutter"
-        self._cap = Cap.from_dict(state["cap"])
+    def _formed(self, order: NDArray[np.intp], tokens: NDArray[np.int64], bounds: Sequence[int]) -> list[MicroBatch]:
+        parts = (order[start:stop] for start, stop in pairwise(bounds))
+        return [MicroBatch(rows=rows, padded_length=int(tokens[rows].max())) for rows in parts]
 
 
 FIRST_WAIT_STEPS = 50

@@ -68,7 +68,6 @@ def cut_totals(
     *,
     costs: Costs,
     cap_bytes: int,
-    most_rows: int | None = None,
     largest: bool = False,
     lone_rows_may_exceed: bool = False,
     fixed_rows: int | None = None,
@@ -87,13 +86,7 @@ def cut_totals(
     if fixed_rows is not None:
         num_steps = [len(batches), len(rest)]
         return _totals([_by_rows(each, fixed_rows) for each in (batches, rest)], num_steps, num_steps, tokens, costs)
-    terms = Terms(
-        costs=costs,
-        cap_bytes=cap_bytes,
-        most_rows=most_rows,
-        largest=largest,
-        lone_rows_may_exceed=lone_rows_may_exceed,
-    )
+    terms = Terms(costs=costs, cap_bytes=cap_bytes, largest=largest, lone_rows_may_exceed=lone_rows_may_exceed)
     _require_each_fits(terms, tokens)
     looked_at = _evenly_chosen(batches, _most_steps(batch_size))
     cut_up = [_cut_all(terms, looked_at), _cut_all(terms, rest)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -195,24 +195,15 @@ class _Job:
             reason=reason,
         )
 
-    def _plan(
-        self,
-        costs: Costs,
-        *,
-        source: Source,
-        useful_tokens: int,
-        overhead_bytes: Callable[[Sequence[Shape]], int],
-        reason: str,
-    ) -> ForwardPlan:
+    def _plan(self, costs: Costs, *, useful_tokens: int, **how: Any) -> ForwardPlan:
+        """Return the plan under the job's budget. how: see forward_plan."""
         return forward_plan(
             self.lengths,
             costs=costs,
-            source=source,
             budget=self.budget,
             useful_tokens=self.whole_tokens or useful_tokens,
-            overhead_bytes=overhead_bytes,
-            reason=reason,
             largest=self.whole_tokens is not None,
+            **how,
         )
 
 

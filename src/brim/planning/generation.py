@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,18 +104,16 @@ class _Job:
 
     def untraced(self, why: str) -> GenerationPlan:
         """Return a plan by which so many rows are tried, and fewer once memory runs out."""
-        request, num_beams = self.request, self.request.config.generation.num_beams
-        rows = min(request.fixed_rows or max(_UNTRACED_ROWS // num_beams, 1), request.most_rows)
+        request = self.request
+        rows = max(_UNTRACED_ROWS // request.config.generation.num_beams, 1)
+        rows = min(request.fixed_rows or rows, request.most_rows)
         columns = request.longest + request.max_new_tokens - 1
-        return GenerationPlan(
+        return _plan(
+            request,
             budget=self.budget,
-            prompts=summarize_lengths(request.lengths),
-            max_new_tokens=request.max_new_tokens,
-            num_beams=num_beams,
             costs=None,
             source="none",
             cap_bytes=self.budget.reserved_bytes,
-            fixed_rows=request.fixed_rows,
             most_rows=rows,
             memory_rows=None,
             rows_reason=f"{why}; fewer once memory runs out",
@@ -124,8 +123,6 @@ class _Job:
             total_bytes=None,
             fits=True,
             seconds=None,
-            engine=request.engine,
-            engine_reason=request.engine_reason,
         )
 
     def _settled(self, model: CacheModel) -> GenerationPlan:
@@ -194,15 +191,12 @@ def cut(
     of = waves(task.lengths, room, response_columns=costs.response_columns)
     shapes = _shapes(costs, of, num_rows=len(task.lengths))
     peak_bytes = max(shape.peak_bytes for shape in shapes)
-    return GenerationPlan(
+    return _plan(
+        task,
         budget=budget,
-        prompts=summarize_lengths(task.lengths),
-        max_new_tokens=task.max_new_tokens,
-        num_beams=task.config.generation.num_beams,
         costs=costs,
         source=source,
         cap_bytes=cap_bytes,
-        fixed_rows=task.fixed_rows,
         most_rows=most_rows,
         memory_rows=memory_rows,
         rows_reason=_reason(task, shapes[0].rows, memory_rows),
@@ -212,9 +206,20 @@ def cut(
         total_bytes=peak_bytes + budget.limit_bytes - budget.margin_bytes - cap_bytes,
         fits=peak_bytes <= cap_bytes,
         seconds=None if times is None else seconds(of, costs, times),
-        engine=task.engine,
-        engine_reason=task.engine_reason,
         notes=notes,
+    )
+
+
+def _plan(request: GenerationRequest, **found: Any) -> GenerationPlan:
+    """Return the plan with what is found, beside what is asked for."""
+    return GenerationPlan(
+        prompts=summarize_lengths(request.lengths),
+        max_new_tokens=request.max_new_tokens,
+        num_beams=request.config.generation.num_beams,
+        fixed_rows=request.fixed_rows,
+        engine=request.engine,
+        engine_reason=request.engine_reason,
+        **found,
     )
 
 

@@ -10,7 +10,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from pydantic import Field, TypeAdapter
 
 from brim.batching import Costs
 from brim.infer.engines import CacheCosts
@@ -48,7 +50,8 @@ AnyCosts = TypeVar("AnyCosts", Costs, CacheCosts)
 class RunPeaks:
     """Hold what one run has measured."""
 
-    scale: float  # measured over predicted, of what the shapes add; of the step in which it was most
+    # Measured over predicted, of what the shapes add; of the step in which it was most.
+    scale: Annotated[float, Field(ge=LEAST_SCALE, le=MOST_SCALE)]
     outside_bytes: int | None  # the most that was seen outside PyTorch's allocator; None: nobody looked
     num_peaks: int
 
@@ -148,20 +151,10 @@ class Calibrations:
         if saved is None:
             return []
         try:
-            return [_parsed(each) for each in saved]
-        except (TypeError, ValueError, KeyError, AttributeError):
+            return TypeAdapter(list[RunPeaks]).validate_python(saved)
+        except ValueError:
             self._cache.refuse(self._name)
             return []
-
-
-def _parsed(saved: Any) -> RunPeaks:
-    outside = saved["outside_bytes"]
-    scale = float(saved["scale"])
-    if not LEAST_SCALE <= scale <= MOST_SCALE:
-        raise ValueError(scale)
-    return RunPeaks(
-        scale=scale, outside_bytes=None if outside is None else int(outside), num_peaks=int(saved["num_peaks"])
-    )
 
 
 def _bounded(scale: float) -> float:
