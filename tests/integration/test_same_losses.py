@@ -83,7 +83,7 @@ def test_an_architecture_that_does_not_allow_it_is_run_whole(train, tmp_path, mo
 
     monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
     reason = (
-        "LlamaForCausalLM is no body with an output layer behind it: "
+        "LlamaForCausalLM cannot be run as body and output layer: "
         "what the output layer gives is changed in a way that is not known"
     )
     said = []

@@ -117,7 +117,7 @@ def test_of_the_hub_only_two_files_are_fetched(write, monkeypatch, tmp_path):
 
 
 def test_weights_that_are_none_damaged_or_elsewhere(write, tmp_path, tmp_path_factory):
-    with pytest.raises(ModelError, match="it is no local folder, and the Hub does not give it"):
+    with pytest.raises(ModelError, match="it is not a local folder, and the Hub does not give it"):
         open_adapter("someone/adapter")
     with pytest.raises(ModelError, match="neither a local folder nor a valid Hub id"):
         open_adapter("/no/such/adapter")

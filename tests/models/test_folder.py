@@ -55,8 +55,8 @@ def test_names_of_folders_and_of_the_hub(folder):
         (str(folder.parent / "bas"), f"no such folder: .*bas\n.*\n  fix: did you mean {folder}?"),
         ("llama-2-7b", r"write a Hub id in full, such as meta-llama/Llama-2-7b-hf"),  # Ludwig's short names
         ("some-org/some-model", r"some-org/some-model is not on this machine, and the Hub could not be asked"),
-        ("x" * 5000, "no folder can be called so"),
-        ("~nobody-of-this-name/x", "no folder can be called so"),
+        ("x" * 5000, "no folder can have this name"),
+        ("~nobody-of-this-name/x", "no folder can have this name"),
     ]:
         with pytest.raises(ModelError, match=message):
             locate(name)
@@ -174,7 +174,7 @@ def test_links_that_leave_the_folder_and_pipes(folder, tmp_path):
     (folder / "merges.txt").unlink()
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")
-    with pytest.raises(ModelError, match=r"config\.json is no regular file"):  # and is not waited for
+    with pytest.raises(ModelError, match=r"config\.json is not a regular file"):  # and is not waited for
         locate(str(folder))
 
 

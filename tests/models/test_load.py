@@ -94,7 +94,7 @@ def test_all_misfits_are_told_at_once_and_truncated_weights_refused(folder):
     whole = (folder / "model.safetensors").read_bytes()
     for num_bytes in (0, 4, 500, 5000, -1):
         (folder / "model.safetensors").write_bytes(whole[:num_bytes])
-        with pytest.raises(ModelError, match=r"a safetensors file is damaged: .*\n.*\n  fix: copy the folder anew"):
+        with pytest.raises(ModelError, match=r"a safetensors file is damaged: .*\n.*\n  fix: copy the folder again"):
             load(folder)
     (folder / "model.safetensors").write_bytes(whole)
     change_config(folder, num_hidden_layers=3, vocab_size=400)

@@ -401,10 +401,10 @@ def test_adapters_act(kind, checkpointing, small_chunks):
 
 def test_an_adapted_head_and_one_that_something_is_hooked_into_are_left_whole():
     adapted = get_peft_model(llama(), LoraConfig(task_type="CAUSAL_LM", target_modules=["lm_head"]))
-    assert logit_head(adapted) == NoLogitHead(reason="the output layer is a Linear of peft, no plain linear layer")
+    assert logit_head(adapted) == NoLogitHead(reason="the output layer is a Linear of peft, not a plain linear layer")
     model = llama()
     model.lm_head.register_forward_hook(lambda module, given, output: output * 2)
-    assert logit_head(model) == NoLogitHead(reason="the output layer is hooked into")
+    assert logit_head(model) == NoLogitHead(reason="the output layer has hooks")
 
 
 def altered(change):
@@ -463,7 +463,7 @@ CHANGED = "what the output layer gives is changed in a way that is not known"
 )
 def test_what_is_not_known_is_left_whole_with_a_reason(kind, reason):
     model = llama(kind)
-    body = "is no body with an output layer behind it"
+    body = "cannot be run as body and output layer"
     assert logit_head(model) == NoLogitHead(reason=f"{kind.__name__} {body}: {reason}")
     assert_no_trace(model)
 

@@ -179,7 +179,7 @@ def _with_length_of_labels(resolution: Resolution, folder: ModelFolder, *, trust
 
 
 def _own_code(config: Config, folder: ModelFolder) -> list[Choice]:
-    """Say that the prediction is not for the classes which a folder brings along."""
+    """Say that the prediction is not for the classes that a folder brings."""
     if config.trust_remote_code or without_auto_map(folder.config) is folder.config:
         return []
     reason = "auto_map in config.json names code of its own, which is not run; `brim train` refuses it: remove auto_map"

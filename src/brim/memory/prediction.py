@@ -45,7 +45,7 @@ class Setting:
     sequence_length: int
     world_size: int
     device: Device
-    has_limit: bool  # False: the device stands for GPUs of its kind, and whether the run fits is not said
+    has_limit: bool  # False: the device is an example, and whether the run fits is not predicted
     allocator: AllocatorSettings
     choices: tuple[str, ...]
 

@@ -59,7 +59,7 @@ _MESSAGE_SHOWN = 300  # characters of another library's message, which can list 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterFolder:
-    """A LoRA adapter that PEFT may open."""
+    """Describe a LoRA adapter that PEFT may open."""
 
     path: Path
     name: str  # as the configuration names it
@@ -69,7 +69,7 @@ class AdapterFolder:
 def open_adapter(weights: str) -> AdapterFolder:
     """Check a local folder or a Hub id; of the Hub, only the two files that are needed are fetched.
 
-    Raises ModelError when a file is missing, it is no LoRA adapter, or its settings are not known or not safe.
+    Raises ModelError when a file is missing, it is not a LoRA adapter, or its settings are not known or not safe.
     """
     local = _local(weights)
     path = _from_hub(weights) if local is None else local
@@ -87,9 +87,9 @@ def _local(weights: str) -> Path | None:
 
 
 def continued(settings: LoraConfig) -> LoraConfig:
-    """Settings that name a trained adapter, with its own in place of those that the user left open.
+    """Complete settings that name a trained adapter with its own, where the user left them open.
 
-    Raises ModelError as `open_adapter`, and for each setting that the user gave and that differs from the adapter's.
+    Raises ModelError as `open_adapter` does, and for each setting that was given and differs from the adapter's.
     """
     assert settings.pretrained_adapter_weights is not None, "there is an adapter to continue"
     adapter = open_adapter(settings.pretrained_adapter_weights)
@@ -118,7 +118,7 @@ def require_same(settings: LoraConfig, adapter: AdapterFolder) -> None:
 
 
 def differs(key: str, wanted: Any, there: Any, name: str) -> Problem:
-    """A setting of the configuration that contradicts the adapter's."""
+    """Describe a setting of the configuration that contradicts the adapter's."""
     return Problem(
         what=f"adapter.{key} is {_yaml(wanted)}, and the adapter to go on from has {_yaml(there)}",
         where=name,
@@ -127,7 +127,7 @@ def differs(key: str, wanted: Any, there: Any, name: str) -> Problem:
 
 
 def unusable(weights: str, why: str) -> Problem:
-    """What is said of an adapter that cannot be used."""
+    """Describe why an adapter cannot be used."""
     return Problem(
         what=f"the adapter cannot be loaded: {why if len(why) <= _MESSAGE_SHOWN else why[:_MESSAGE_SHOWN] + ' …'}",
         where=weights,
@@ -156,7 +156,7 @@ def _own_settings(path: Path, name: str) -> LoraConfig:
 
 
 def _require_known(values: dict[str, Any], name: str) -> None:
-    """Raise ModelError for what is no plain LoRA adapter. A setting that is off is none, whatever it is called."""
+    """Raise ModelError unless it is a plain LoRA adapter. A setting that is off does not count, whatever its name."""
     kind = values.get("peft_type")
     if kind != "LORA":
         raise ModelError(unusable(name, f"peft_type in {CONFIG} is {_short(kind)}, not LORA"))
@@ -187,16 +187,16 @@ def _require_known(values: dict[str, Any], name: str) -> None:
 
 
 def _reaches_out(key: str) -> bool:
-    """Whether a setting can name modules to import, files to read, or other adapters."""
+    """Return whether a setting can name modules to import, files to read, or other adapters."""
     return key in _REACH_OUT or key.endswith("_config")
 
 
 def _require_ranks(weights: Path, values: Mapping[str, Any], r: int, name: str) -> None:
-    """Refuse ranks that the weights do not have: PEFT would make room for them first."""
+    """Refuse ranks that the weights do not have: PEFT would allocate memory for them first."""
     ranks = {r, *(values.get("rank_pattern") or {}).values()}
     try:
         with safe_open(weights, framework="numpy") as tensors:
-            names = [key for key in tensors.keys() if _is_first_factor(key)]  # noqa: SIM118 (it is no mapping)
+            names = [key for key in tensors.keys() if _is_first_factor(key)]  # noqa: SIM118 (it is not a mapping)
             shapes = {key: tensors.get_slice(key).get_shape() for key in names}
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(unusable(name, f"{WEIGHTS} is damaged: {error}")) from None
@@ -234,7 +234,7 @@ def _is_rank(value: Any) -> bool:
 
 
 def _are_names(value: Any) -> bool:
-    """A name, or several: PEFT puts them into regular expressions."""
+    """Return whether it is a plain name, or several: PEFT puts them into regular expressions."""
     names = value if isinstance(value, list) else [value]
     return all(isinstance(each, str) and _PLAIN_NAME.fullmatch(each) for each in names)
 
@@ -250,7 +250,7 @@ def _are_layer_numbers(value: Any) -> bool:
 
 
 def _is_pattern_of(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """A mapping from names, or regular expressions for them, to values of a kind."""
+    """Return a test for mappings from names, or regular expressions for them, to values of a kind."""
     return lambda value: (
         isinstance(value, dict)
         and all(pattern_fault(rf"(.*\.)?({key})$") is None and kind(each) for key, each in value.items())
@@ -294,7 +294,7 @@ def _from_hub(weights: str) -> Path:
     except HFValidationError:
         why = "it is neither a local folder nor a valid Hub id"
     except (HfHubHTTPError, OSError) as error:
-        why = f"it is no local folder, and the Hub does not give it ({type(error).__name__})"
+        why = f"it is not a local folder, and the Hub does not give it ({type(error).__name__})"
     raise ModelError(unusable(weights, why))
 
 
@@ -309,5 +309,5 @@ def _short(value: Any) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """A setting as it reads in YAML."""
+    """Write a setting as it reads in YAML."""
     return json.dumps(value, ensure_ascii=False, default=str)

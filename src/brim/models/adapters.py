@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-# PEFT says so of experts, whose ranks it then does set: it looks for modules of that name, and they are parameters.
+# PEFT warns so of experts, whose ranks it sets all the same: it looks for modules of that name, and finds parameters.
 _EXPERTS_RANK = r"The following (rank|alpha)_pattern keys did not match"
 
 
 def add_adapter(model: PreTrainedModel, settings: LoraConfig, *, seed: int, trainable: bool) -> PeftModel:
-    """The base model with an adapter, new or pretrained; adapter weights are fp32, the base keeps its dtype.
+    """Put an adapter on the base model, new or pretrained; adapter weights are fp32, the base keeps its dtype.
 
     A new adapter's weights are drawn from the seed. Raises ModelError when the target modules are unknown, or the
     pretrained adapter does not fit, or has other settings than those that were given.
@@ -53,7 +53,7 @@ def add_adapter(model: PreTrainedModel, settings: LoraConfig, *, seed: int, trai
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """Whether the model is one with an adapter."""
+    """Return whether the model has an adapter."""
     import peft
 
     return isinstance(model, peft.PeftModel)
@@ -108,7 +108,7 @@ def _pretrained(model: PreTrainedModel, settings: LoraConfig, weights: str, *, t
             adapted = peft.PeftModel.from_pretrained(model, str(folder.path), is_trainable=trainable)
     except (ValueError, OSError, RuntimeError, KeyError, TypeError, SafetensorError, UserWarning) as error:
         raise ModelError(unusable(weights, " ".join(str(error).split()))) from error
-    # The adapter's own word for its base may be anybody's model, which PEFT would look up when it saves.
+    # The base that the adapter names may be anybody's model, which PEFT would look up when it saves.
     for own in adapted.peft_config.values():
         own.base_model_name_or_path = model.name_or_path
     if wanted is not None:
@@ -123,7 +123,7 @@ def _pretrained(model: PreTrainedModel, settings: LoraConfig, weights: str, *, t
 
 
 def _wanted_targets(model: PreTrainedModel, settings: LoraConfig, folder: AdapterFolder) -> set[str] | None:
-    """The layers that the user's target modules stand for; None where they say nothing of their own."""
+    """Return the layers that the user's target modules stand for; None where they are open or the folder's own."""
     targets = settings.target_modules
     if "target_modules" not in settings.model_fields_set or targets in (None, folder.settings.target_modules):
         return None
@@ -133,7 +133,7 @@ def _wanted_targets(model: PreTrainedModel, settings: LoraConfig, folder: Adapte
     names = [name for name, _ in model.named_modules()]
     if isinstance(targets, str):
         return {name for name in names if re.fullmatch(targets, name)}
-    assert targets is not None, "null says nothing"
+    assert targets is not None, "null leaves it open"
     return {name for name in names if name in targets or name.endswith(tuple(f".{target}" for target in targets))}
 
 
@@ -149,7 +149,7 @@ def _require_targets(adapted: PeftModel, wanted: set[str], settings: LoraConfig,
 
 
 def _require_all_taken(adapted: PeftModel, names: set[str], weights: str) -> None:
-    """Refuse weights that PEFT passed over, without a word, since no layer of the model is called so."""
+    """Refuse weights that PEFT skipped in silence, since no layer of the model has that name."""
     import peft
 
     taken = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
@@ -159,7 +159,7 @@ def _require_all_taken(adapted: PeftModel, names: set[str], weights: str) -> Non
 
 
 def _is_bias(name: str) -> bool:
-    """Whether a weight of an adapter is a bias of the base model, which the adapter brings trained."""
+    """Return whether a weight of an adapter is a bias of the base model, which the adapter brings trained."""
     return name.endswith(".bias") and "lora_" not in name
 
 
@@ -183,7 +183,7 @@ def _as_peft(target_modules: object) -> object:
 
 
 def _linear_layer_names(model: nn.Module) -> list[str]:
-    """The distinct last names of linear layers, in the order of the model."""
+    """Return the distinct last names of linear layers, in the order of the model."""
     names = [name.rsplit(".", 1)[-1] for name, each in model.named_modules() if _is_linear(each)]
     return list(dict.fromkeys(names))
 
@@ -198,12 +198,12 @@ _KEY = "model_parameters.attn_implementation"
 
 
 def as_transformers_takes_it(setting: str) -> str | None:
-    """What `from_pretrained` is given: with None it takes sdpa where the architecture has it, else eager."""
+    """Return what `from_pretrained` takes: with None it uses sdpa where the architecture has it, else eager."""
     return None if setting == "auto" else setting
 
 
 def attention_choice(setting: str, model: PreTrainedModel) -> tuple[Choice, ...]:
-    """What was chosen for a model that has been built; nothing where the user chose."""
+    """Say which kernel a model was built with; nothing where the user chose it."""
     if setting != "auto":
         return ()
     chosen: str = model.config._attn_implementation
@@ -221,7 +221,7 @@ _OF_OTHER_HEADS = {"classifier_dropout", "classifier_dropout_prob", "summary_fir
 
 
 def own_dropout(settings: Mapping[str, Any]) -> dict[str, float]:
-    """Name and rate of each dropout that is active in training.
+    """Return name and rate of each dropout that is active in training.
 
     settings: config.json with the architecture's defaults (`PretrainedConfig.to_dict`).
     """
@@ -244,7 +244,7 @@ _LOWEST = -(1 << 15)
 
 
 class RowDropout:
-    """The dropout of all of a model's adapter layers. Which rows it is for is told by `of_rows`."""
+    """Draw the dropout of all of a model's adapter layers; `of_rows` sets the rows that it is drawn for."""
 
     def __init__(self, *, seed: int) -> None:
         self._seed = seed
@@ -253,9 +253,9 @@ class RowDropout:
 
     @contextmanager
     def of_rows(self, keys: Sequence[int], lengths: Sequence[int], *, step: int) -> Iterator[None]:
-        """The rows of a micro-batch, for its forward and its backward pass, which may compute activations once more.
+        """Set the rows of a micro-batch, for its forward and its backward pass, which may recompute activations.
 
-        keys: what each row is known by, whatever goes along with it. lengths: tokens without padding.
+        keys: identify each row, whatever is beside it in a batch. lengths: tokens without padding.
         """
         start = _mixed(_mixed(self._seed) ^ step)
         self._rows = _Rows(seeds=[_mixed(start ^ int(key)) for key in keys], lengths=[int(each) for each in lengths])
@@ -265,9 +265,9 @@ class RowDropout:
             self._rows = None
 
     def kept(self, x: Tensor, layer: _LayerDropout) -> Tensor:
-        """[B, T, D] bool: what a layer keeps of its input. Padding is kept or dropped, always the same."""
+        """Return what a layer keeps of its input: [B, T, D] bool. Padding is always kept, or always dropped."""
         rows = self._rows
-        assert rows is not None, "the rows are told before the forward pass (RowDropout.of_rows)"
+        assert rows is not None, "the rows are set before the forward pass (RowDropout.of_rows)"
         if x.ndim != 3 or x.shape[:2] != (len(rows.lengths), max(rows.lengths)):
             raise ModelError(_not_by_row(layer.name, x, rows))
         num_features = x.shape[2]
@@ -275,7 +275,7 @@ class RowDropout:
         generator = self._generator(x.device)
         for row, seed, length in zip(random, rows.seeds, rows.lengths, strict=True):
             generator.manual_seed(_mixed(seed ^ layer.seed))
-            row[:length].random_(-(1 << 63), None, generator=generator)  # as many for a row as it has tokens
+            row[:length].random_(-(1 << 63), None, generator=generator)  # for each row as many numbers as it has tokens
         return random.view(torch.int16)[..., :num_features] >= _LOWEST + layer.num_dropped
 
     def _generator(self, device: torch.device) -> torch.Generator:
@@ -308,7 +308,7 @@ class _Rows:
 
 
 class _LayerDropout(nn.Module):
-    """nn.Dropout, with masks by row."""
+    """Replace nn.Dropout, with masks by row."""
 
     def __init__(self, p: float, *, name: str, dropout: RowDropout) -> None:
         super().__init__()
@@ -325,7 +325,7 @@ class _LayerDropout(nn.Module):
 
 
 def _mixed(number: int) -> int:
-    """One step of SplitMix64 (Steele, Lea, Flood 2014): 64 bits that look random, the same on every machine."""
+    """Run one step of SplitMix64 (Steele, Lea, Flood 2014): 64 bits that look random, the same on every machine."""
     number = (number + 0x9E3779B97F4A7C15) % _WORD
     number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
     number = (number ^ (number >> 27)) * 0x94D049BB133111EB % _WORD

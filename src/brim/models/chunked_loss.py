@@ -1,4 +1,4 @@
-"""Compute the cross-entropy of a language model's head in chunks, so that logits never stand whole in memory.
+"""Compute the cross-entropy of a language model's head in chunks, so that logits are never whole in memory.
 
 The chunks are of positions. Where gradients are wanted they are computed in the forward pass, chunk by chunk, while
 the chunk's probabilities are available: the backward pass needs no logits, neither kept nor computed again, and the
@@ -40,7 +40,7 @@ _ARE_FULL = ContextVar("_ARE_FULL", default=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitTransform:
-    """What an architecture makes of its head's output: cap · tanh(scale · output / cap), or scale · output."""
+    """Say what follows an architecture's head: cap · tanh(scale · output / cap), or scale · output."""
 
     scale: float = 1.0
     cap: float | None = None
@@ -48,23 +48,23 @@ class LogitTransform:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScores:
-    """Of each supervised position."""
+    """Hold loss and hit of each supervised position."""
 
     loss: Tensor  # [S] float32 (float64 of float64), nats
     is_correct: Tensor  # [S] bool: the target is the most probable token
 
 
 def chunk_rows(vocabulary_size: int, *, head_trains: bool) -> int:
-    """Positions whose logits stand at once, at most."""
+    """Return the most positions whose logits are in memory at once."""
     factor = TRAINED_HEAD_FACTOR if head_trains else 1
     return factor * max(FEWEST_ROWS, CHUNK_BYTES // (4 * vocabulary_size))
 
 
 @contextmanager
 def fullest_chunks() -> Iterator[None]:
-    """Make all chunks but the last full, not of like size, so that one more never lowers the peak: for traces.
+    """Make all chunks but the last full, not of one size, so that one more never lowers the peak: for traces.
 
-    It is never less than with chunks of like size, and the line through it is straight.
+    The peak is never lower than with chunks of one size, and grows linearly.
     """
     token = _ARE_FULL.set(True)
     try:
@@ -83,7 +83,7 @@ def chunked_loss_sum(
     gradient_scale: Tensor | None = None,
     most_rows: int | None = None,
 ) -> Tensor:
-    """Cross-entropy summed over positions: a scalar in nats, with gradients for hidden, weight and bias.
+    """Sum the cross-entropy over positions: a scalar in nats, with gradients for hidden, weight and bias.
 
     hidden: [S, D]. weight: [V, D]. bias: [V]. targets: [S] int64.
     gradient_scale: a scalar that the gradient of this sum will be about as large as, where its products are computed in
@@ -111,7 +111,7 @@ def chunked_scores(
     transform: LogitTransform = LogitTransform(),
     most_rows: int | None = None,
 ) -> TokenScores:
-    """Loss and hit of each position, without gradients. Shapes as in `chunked_loss_sum`."""
+    """Return loss and hit of each position, without gradients. Shapes as in `chunked_loss_sum`."""
     rows = chunk_rows(weight.shape[0], head_trains=False) if most_rows is None else most_rows
     head = _Head(hidden, weight, bias, transform)
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
@@ -159,7 +159,7 @@ class _ChunkedLossSum(torch.autograd.Function):
 
 
 class _Head:
-    """A head's matrix product in the dtype that it has without chunks; its logits in fp32."""
+    """Compute a head's matrix product in the dtype that it has without chunks; its logits in fp32."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, transform: LogitTransform) -> None:
         narrow = weight.dtype
@@ -173,7 +173,7 @@ class _Head:
         self._transform = transform
 
     def logits(self, chunk: slice) -> Tensor:
-        """[R, V], wide; the caller may write into them."""
+        """Return [R, V], wide; the caller may write into them."""
         logits = nn.functional.linear(self.hidden[chunk], self.weight, self._bias).to(self.wide)
         scale, cap = self._transform.scale, self._transform.cap
         if cap is not None:
@@ -181,7 +181,7 @@ class _Head:
         return logits if scale == 1 else logits.mul_(scale)
 
     def slope(self, logits: Tensor) -> Tensor | float:
-        """The derivative of the logits with respect to the matrix product: [R, V], or the same for all."""
+        """Return the derivative of the logits with respect to the matrix product: [R, V], or the same for all."""
         scale, cap = self._transform.scale, self._transform.cap
         if cap is None:
             return scale
@@ -189,7 +189,7 @@ class _Head:
 
 
 class _Gradients:
-    """Gradients of the loss sum, added up over chunks; only those that are needed."""
+    """Add up gradients of the loss sum over chunks; only those that are needed."""
 
     def __init__(self, head: _Head, hidden: bool, weight: bool, bias: bool, *, num_chunks: int) -> None:
         self._head = head
@@ -200,7 +200,7 @@ class _Gradients:
         self._bias = head.weight.new_zeros(head.weight.shape[0], dtype=head.wide) if bias else None
 
     def add(self, chunk: slice, of_logits: Tensor) -> None:
-        """of_logits: [R, V], wide."""
+        """Add the gradients of a chunk. of_logits: [R, V], wide."""
         narrow = of_logits.to(self._head.narrow)
         if self._hidden is not None:
             torch.mm(narrow, self._head.weight, out=self._hidden[chunk])
@@ -226,7 +226,7 @@ class _Gradients:
 def _chunk_losses(
     head: _Head, gradients: _Gradients, chunk: slice, targets: Tensor, gradient_scale: Tensor | None
 ) -> Tensor:
-    """The losses [R] of a chunk, whose gradients are added."""
+    """Return the losses [R] of a chunk, and add its gradients."""
     logits = head.logits(chunk)
     slope = head.slope(logits)
     losses = _to_probabilities(logits, targets)
@@ -238,14 +238,14 @@ def _chunk_losses(
 
 
 def _chunk_scores(head: _Head, chunk: slice, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The losses [R] and hits [R] of a chunk."""
+    """Return the losses [R] and hits [R] of a chunk."""
     logits = head.logits(chunk)
     hits = logits.argmax(dim=-1) == targets
     return _to_probabilities(logits, targets), hits
 
 
 def _chunks(num_rows: int, most_rows: int) -> Iterator[slice]:
-    """As few parts as the most rows allow, of like size."""
+    """Yield as few parts of `most_rows` at most as possible, of about one size."""
     if num_rows:
         rows = most_rows if _ARE_FULL.get() else math.ceil(num_rows / math.ceil(num_rows / most_rows))
         for start in range(0, num_rows, rows):
@@ -253,7 +253,7 @@ def _chunks(num_rows: int, most_rows: int) -> Iterator[slice]:
 
 
 def _to_probabilities(logits: Tensor, targets: Tensor) -> Tensor:
-    """Turn logits [R, V] into probabilities, in place; the loss of each row."""
+    """Turn logits [R, V] into probabilities, in place. Returns the loss of each row."""
     logits.sub_(logits.amax(dim=-1, keepdim=True))
     of_targets = logits.gather(1, targets[:, None])
     sums = logits.exp_().sum(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Pick the local device and say what it can do, and what a precision means.
+"""Pick the local device, say what it can do, and what a precision means.
 
 A precision sets the dtype of weights, the dtype of arithmetic, and whether the loss is scaled.
 """
@@ -18,7 +18,7 @@ from brim.config import DeviceFacts
 
 
 def pick_device() -> torch.device:
-    """The accelerator that torch sees, else the CPU."""
+    """Return the accelerator that torch sees, else the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     if torch.backends.mps.is_available():
@@ -27,7 +27,7 @@ def pick_device() -> torch.device:
 
 
 def device_facts(device: torch.device) -> DeviceFacts:
-    """What decides an `auto`: the kind of device, and whether its arithmetic has bf16 in hardware."""
+    """Return what decides an `auto`: the kind of device, and whether it computes bf16 in hardware."""
     if device.type == "cuda":
         return DeviceFacts(kind="cuda", bf16=torch.cuda.get_device_capability(device) >= (8, 0))
     if device.type == "mps":
@@ -36,12 +36,12 @@ def device_facts(device: torch.device) -> DeviceFacts:
 
 
 def device_name(device: torch.device) -> str:
-    """The device's name, for the run's record."""
+    """Return the device's name, for the run's record."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory used so far: allocated on a CUDA device, resident in this process elsewhere."""
+    """Return the most memory used so far: allocated on a CUDA device, resident in this process elsewhere."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -53,14 +53,14 @@ PrecisionName = Literal["fp32", "bf16-true", "bf16-mixed", "fp16-mixed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """One precision, resolved. Adapters are fp32 in each of them."""
+    """Describe one precision, resolved. Adapters are fp32 in each of them."""
 
     name: PrecisionName
     autocast_dtype: torch.dtype | None  # arithmetic under autocast; None: in the weights' own dtype
     scales_loss: bool  # fp16 gradients underflow unless the loss is scaled
 
     def weights_dtype(self, *, frozen: bool) -> torch.dtype | None:
-        """The base weights' dtype; None keeps the one that they are stored in.
+        """Return the base weights' dtype; None keeps the one that they are stored in.
 
         Under mixed precision, weights that train are fp32, so that small updates are not rounded away; frozen ones
         gain nothing from being larger than they are on disk, but for those that `cast_products` is for.
@@ -72,10 +72,10 @@ class Precision:
         return None if frozen else torch.float32
 
     def autocast(self, device: torch.device, *, keeps_copies: bool = True) -> AbstractContextManager[object]:
-        """The context in which a forward pass runs.
+        """Return the context in which a forward pass runs.
 
         keeps_copies: of each weight that trains, a copy in the lower precision stays until the context ends. Without
-        gradients that is for nothing: a pass needs each weight once, and 7 billion of them are 13 GiB.
+        gradients that is useless: a pass needs each weight once, and 7 billion of them are 13 GiB.
         """
         if self.autocast_dtype is None:
             return nullcontext()
@@ -83,7 +83,7 @@ class Precision:
 
 
 def precision(name: PrecisionName) -> Precision:
-    """The precision of this name; `auto` has been resolved before."""
+    """Return the precision of this name; `auto` has been resolved before."""
     autocast = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}.get(name)
     return Precision(name=name, autocast_dtype=autocast, scales_loss=name == "fp16-mixed")
 
@@ -109,7 +109,7 @@ def cast_products(model: nn.Module, dtype: torch.dtype) -> dict[str, float]:
 
 
 def _is_plain_linear(module: nn.Module) -> bool:
-    """Neither quantised nor of an architecture's own kind; transformers' Conv1D is GPT-2's."""
+    """Return whether it is neither quantised nor an architecture's own kind; transformers' Conv1D is GPT-2's."""
     return type(module) is nn.Linear or type(module).__name__ == "Conv1D"
 
 

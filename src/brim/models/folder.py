@@ -63,7 +63,7 @@ _HUB_PATTERNS = ["*.json", "*.jinja", "tokenizer*", "*.model", "vocab*", "merges
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """A base model's folder: its configuration and tokenizer; the weights only by whether they are there."""
+    """Describe a base model's folder: its configuration and tokenizer, and whether it has weights."""
 
     path: Path  # the folder that holds config.json and the tokenizer, in the Hub's cache for a Hub id
     name: str  # what from_pretrained takes: the folder, absolute, or the Hub id
@@ -83,7 +83,7 @@ def locate(
     """Find a base model: a local folder, else a Hub id.
 
     With `initialize="random"` the folder needs a config.json and a tokenizer but no weights; with `config_only`, for
-    who asks only what the model is like, no tokenizer either, and the path of the config.json itself will do.
+    questions about the architecture alone, no tokenizer either, and the path of the config.json itself will do.
     Raises ModelError, naming all that is missing, what the folder may not ask for, and what to do.
     """
     local = local_path(base_model)
@@ -112,7 +112,7 @@ def locate(
 
 
 def context_length(config: dict[str, Any]) -> int | None:
-    """Tokens that the architecture's positions reach, from config.json; None where it states no limit."""
+    """Read from config.json how many tokens the architecture's positions reach; None where it states no limit."""
     nested = config.get("text_config")
     for section in (config, nested if isinstance(nested, dict) else {}):
         for key in _CONTEXT_KEYS:
@@ -122,7 +122,7 @@ def context_length(config: dict[str, Any]) -> int | None:
 
 
 def local_path(name: str) -> Path | None:
-    """Return the path that the name may stand for; None where no file can be called so."""
+    """Return the path that the name may stand for; None where no file can have this name."""
     try:
         path = Path(name).expanduser()
         path.exists()
@@ -228,7 +228,7 @@ def _looks_like_a_path(base_model: str) -> bool:
 
 def _no_such_folder(base_model: str, local: Path | None) -> Problem:
     if local is None:
-        what = f"base_model: no folder can be called so: {base_model[:60]!r}"
+        what = f"base_model: no folder can have this name: {base_model[:60]!r}"
         return Problem(what=what, expected="a local folder or a Hub id", fix="check the path")
     if local.exists():
         return Problem(what=f"base_model is a file, not a folder: {base_model}", fix="name the folder that holds it")
@@ -242,7 +242,7 @@ def _no_such_folder(base_model: str, local: Path | None) -> Problem:
 
 
 def _from_hub(base_model: str) -> Path:
-    """The Hub's small files (no weights) of a model, in the Hub's cache."""
+    """Fetch a model's small files (no weights) into the Hub's cache, and return their folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 

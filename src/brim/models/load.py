@@ -1,8 +1,8 @@
 """Load a language model ready to work: base weights, adapter and precision, as the configuration says.
 
 The base weights are loaded, or drawn at random. Whether the loss is computed in chunks depends on the configuration
-and on the model. What libraries say to programmers is silenced: progress bars that would stand between brim's own,
-and warnings of their own code.
+and on the model. What libraries say to programmers is silenced: progress bars that would appear between brim's
+own, and warnings of their own code.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLM:
-    """The model and what is needed to run it."""
+    """Hold the model and what is needed to run it."""
 
     model: PreTrainedModel  # or a PEFT model around one; it forwards and generates alike
     folder: ModelFolder
     device: torch.device
     precision: Precision
-    head: LogitHead | None = None  # the loss is computed in chunks; None: all logits stand at once
+    head: LogitHead | None = None  # the loss is computed in chunks; None: all logits are in memory at once
     row_dropout: RowDropout | None = None  # the adapter's dropout is drawn by row; None: as PyTorch draws it, or none
     choices: tuple[Choice, ...] = ()  # what could only be chosen once the model was there
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of weights and buffers."""
+        """Return the bytes of weights and buffers."""
         return sum(each.numel() * each.element_size() for each in (*self.model.parameters(), *self.model.buffers()))
 
 
 def model_note(config: Config, llm: LLM, *, trains: bool) -> Note:
-    """Return which model is there, what of it is to be trained, in which numbers it computes, and where."""
+    """Say which model is loaded, what of it trains, in which precision it computes, and where."""
     weights = list(llm.model.parameters())
     held = sum(_num_elements(weight) for weight in weights)
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
@@ -85,7 +85,7 @@ def model_note(config: Config, llm: LLM, *, trains: bool) -> Note:
 
 
 def _num_elements(weight: torch.Tensor) -> int:
-    """Of a weight in 4 bits, which bitsandbytes holds in bytes, those that it stands for."""
+    """Return a weight's elements; of one in 4 bits, which bitsandbytes packs into bytes, those that it stands for."""
     state = getattr(weight, "quant_state", None)
     return weight.numel() if state is None else math.prod(state.shape)
 
@@ -93,19 +93,19 @@ def _num_elements(weight: torch.Tensor) -> int:
 _LIBRARIES = "accelerate|bitsandbytes|datasets|huggingface_hub|peft|tokenizers|torch|transformers"
 
 
-_SPEAK_TO_PEOPLE = "peft|transformers"  # in plain UserWarnings, of settings that brim has chosen
+_WARN_OF_SETTINGS = "peft|transformers"  # in plain UserWarnings, of settings that brim has chosen
 
 
 @contextmanager
 def no_library_warnings() -> Iterator[None]:
-    """Without libraries' warnings that what they, or brim, call will change: a user can do nothing about them.
+    """Hide libraries' warnings that what they, or brim, call will change: a user can do nothing about them.
 
-    Warnings of other modules, the user's own among them, are shown as before, and in the end all are.
+    Warnings of other modules, the user's own among them, are shown as before; afterwards all are.
     """
     with warnings.catch_warnings():
         for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
             warnings.filterwarnings("ignore", category=category, module=rf"({_LIBRARIES}|brim)(\.|$)")
-        warnings.filterwarnings("ignore", category=UserWarning, module=rf"({_SPEAK_TO_PEOPLE})(\.|$)")
+        warnings.filterwarnings("ignore", category=UserWarning, module=rf"({_WARN_OF_SETTINGS})(\.|$)")
         yield
 
 
@@ -115,9 +115,9 @@ def load_llm(
 ) -> LLM:
     """Load what the configuration names, to be trained or only to be run.
 
-    config: resolved. keeps_digits: of the weights as they are stored, under autocast, too; for those who want the
-    weights themselves. Raises ModelError when the folder or the adapter does not hold what it should, ConfigError when
-    the loss is to be computed in chunks and cannot be.
+    config: resolved. keeps_digits: keep the weights' stored dtype, under autocast, too, for callers that read them.
+    Raises ModelError when the folder or the adapter does not hold what it should, ConfigError when the loss is to be
+    computed in chunks and cannot be.
     """
     kind = precision(cast(Any, config.precision))
     assert not trainable or config.quantization is None or config.adapter is not None, "see require_trainable"
@@ -189,7 +189,7 @@ def load_base(
     quantization: QuantizationConfig | None = None,
     products_dtype: torch.dtype | None = None,
 ) -> PreTrainedModel:
-    """A transformers causal language model on the device, in evaluation mode.
+    """Load a causal language model of transformers onto the device, in evaluation mode.
 
     dtype: of the weights; None keeps the stored one. With `initialize="random"` the weights are drawn from the seed.
     quantization: of the linear layers but the last; `dtype` is then that of embeddings, norms and the output layer.
@@ -290,7 +290,7 @@ def _unfit(what: str, folder: ModelFolder) -> Problem:
         what=what,
         where=folder.name,
         expected="weights that match config.json",
-        fix="copy the folder anew, or check that it holds a causal language model",
+        fix="copy the folder again, or check that it holds a causal language model",
     )
 
 
@@ -318,7 +318,7 @@ def _too_large(folder: ModelFolder, device: torch.device, quantization: Quantiza
 
 
 def explain(error: Exception, folder: ModelFolder) -> Problem:
-    """What one of LOADING_ERRORS means for the user."""
+    """Say what one of LOADING_ERRORS means for the user."""
     text = " ".join(str(error).split())
     kind = folder.config.get("model_type")
     where, expected = folder.name, ""
@@ -342,7 +342,7 @@ def explain(error: Exception, folder: ModelFolder) -> Problem:
         is_damaged = isinstance(error, SafetensorError)
         what = f"{'a safetensors file is damaged' if is_damaged else 'the base model cannot be loaded'}: {text}"
         expected = "whole safetensors files that match config.json"
-        fix = "copy the folder anew from where it came"
+        fix = "copy the folder again from its source"
     return Problem(what=what, where=where, expected=expected, fix=fix)
 
 
@@ -350,7 +350,7 @@ _KEY = "trainer.chunked_loss"
 
 
 def chunked_head(setting: bool | Literal["auto"], model: nn.Module) -> tuple[LogitHead | None, tuple[Choice, ...]]:
-    """The head to compute the loss with in chunks, None where all logits are to stand at once; and what was chosen.
+    """Return the head with which the loss is computed in chunks, None where it is not; and what was chosen.
 
     setting: trainer.chunked_loss. Raises ConfigError when it is true and the model does not allow it.
     """
@@ -380,7 +380,7 @@ def _not_in_chunks(reason: str) -> Problem:
 
 @contextmanager
 def no_library_bars() -> Iterator[None]:
-    """Without transformers' progress bars, which are put back as they were."""
+    """Hide transformers' progress bars, and restore the setting afterwards."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

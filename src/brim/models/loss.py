@@ -3,10 +3,11 @@
 The loop divides the sums of an effective batch once by its supervised tokens, so a gradient does not depend on how
 the batch was partitioned.
 
-The way from tokens to logits is split in two: body, and head with what follows. The head is the last matrix product.
-Which modules these are, how the body is called, and what the architecture does before and after its head is not looked
-up by name but found out: the architecture's own forward runs once with stand-ins for body and head, which compute
-nothing, and is given numbers whose way can be followed. What does not fit the pattern is left whole, with a reason.
+The computation from tokens to logits is split in two: body, and head with what follows. The head is the last matrix
+product. Which modules these are, how the body is called, and what the architecture does before and after its head is
+not looked up by name but found out: the architecture's own forward runs once with stand-ins for body and head, which
+compute nothing and return numbers that can be recognised afterwards. What does not fit the pattern is left whole, with
+a reason.
 
 Legend: B rows, T tokens, S supervised tokens, D hidden, V vocabulary.
 """
@@ -29,7 +30,7 @@ from brim.models.chunked_loss import LogitTransform, chunked_loss_sum, chunked_s
 
 
 class TokenBatch(Protocol):
-    """Right-padded rows, and where their supervised tokens are predicted (see data/collate.py)."""
+    """Describe right-padded rows, and where their supervised tokens are predicted (see brim.data.tokens)."""
 
     @property
     def input_ids(self) -> Tensor: ...  # [B, T] int64
@@ -49,7 +50,7 @@ class TokenBatch(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowScores:
-    """Sums over the supervised tokens of each row, on the device."""
+    """Hold sums over the supervised tokens of each row, on the device."""
 
     loss: Tensor  # [B] float64 where the device has it, nats
     num_correct: Tensor  # [B] int64: the most probable token is the target
@@ -59,9 +60,9 @@ class RowScores:
 def next_token_loss(
     model: nn.Module, batch: TokenBatch, *, head: LogitHead | None = None, gradient_scale: Tensor | None = None
 ) -> Tensor:
-    """Cross-entropy summed over the supervised tokens of a micro-batch, in fp32: a scalar, in nats.
+    """Sum the cross-entropy over the supervised tokens of a micro-batch, in fp32: a scalar, in nats.
 
-    head: the model's (`logit_head`), to do it in chunks; None: all logits stand at once.
+    head: the model's (`logit_head`), to do it in chunks; None: all logits are in memory at once.
     gradient_scale: where arithmetic is fp16 and the loss is scaled, all that this sum is multiplied by before the
     backward pass; chunks compute their gradients before it.
     """
@@ -78,7 +79,7 @@ def next_token_loss(
 
 
 def next_token_scores(model: nn.Module, batch: TokenBatch, *, head: LogitHead | None = None) -> RowScores:
-    """Loss and hits by row, for evaluation, without gradients. head: as in `next_token_loss`."""
+    """Sum loss and hits by row, for evaluation, without gradients. head: as in `next_token_loss`."""
     losses, hits = _whole_scores(model, batch) if head is None else _chunked_scores(head, batch)
     num_rows = batch.input_ids.shape[0]
     zeros = torch.zeros(num_rows, device=losses.device, dtype=torch.int64)
@@ -90,7 +91,7 @@ def next_token_scores(model: nn.Module, batch: TokenBatch, *, head: LogitHead | 
 
 
 def _row_sums(losses: Tensor, batch: TokenBatch, num_rows: int) -> Tensor:
-    """[B], each row's tokens in their order: sums into one place would be in any order on a GPU."""
+    """Return [B], each row's tokens summed in their order: on a GPU, index_add would sum them in any order."""
     wide = torch.float32 if losses.device.type == "mps" else torch.float64
     by_position = torch.zeros(num_rows * batch.num_logits, device=losses.device, dtype=wide)
     by_position = by_position.index_copy(0, batch.logit_positions, losses.to(wide))
@@ -98,7 +99,7 @@ def _row_sums(losses: Tensor, batch: TokenBatch, num_rows: int) -> Tensor:
 
 
 def target_logits(model: nn.Module, batch: TokenBatch) -> Tensor:
-    """Logits [S, V] at the positions that predict the supervised tokens.
+    """Return logits [S, V] at the positions that predict the supervised tokens.
 
     No attention mask is passed: rows are padded on the right and attention is causal, so no real token sees padding,
     and without a mask the fast attention kernels can be used.
@@ -109,7 +110,7 @@ def target_logits(model: nn.Module, batch: TokenBatch) -> Tensor:
 
 
 def _whole_scores(model: nn.Module, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-    """Loss [S] and hits [S] of each supervised token."""
+    """Return loss [S] and hits [S] of each supervised token."""
     logits = target_logits(model, batch)
     losses = cross_entropy(logits.float(), batch.targets, reduction="none")
     return losses, (logits.argmax(dim=-1) == batch.targets).long()
@@ -127,19 +128,19 @@ def _chunked_scores(head: LogitHead, batch: TokenBatch) -> tuple[Tensor, Tensor]
 
 
 def _target_hidden(head: LogitHead, batch: TokenBatch) -> Tensor:
-    """What the head is given [S, D] at the positions that predict the supervised tokens."""
+    """Return the head's input [S, D] at the positions that predict the supervised tokens."""
     hidden = head.hidden(batch.input_ids)
     return hidden[:, -batch.num_logits :].flatten(0, 1).index_select(0, batch.logit_positions)
 
 
 def base_model(model: Any) -> Any:
-    """The architecture itself, also inside PEFT's wrapper, whose layers stand in it."""
+    """Return the architecture itself, without PEFT's wrapper; adapters' layers are inside it."""
     get_base_model = getattr(model, "get_base_model", None)
     return get_base_model() if get_base_model else model
 
 
 def _keeps_logits(model: nn.Module) -> bool:
-    """Whether the architecture can leave out the logits of a row's first tokens, as most of transformers' can."""
+    """Return whether the architecture can leave out the logits of a row's first tokens; most of transformers' can."""
     architecture: type = type(base_model(model))  # PEFT's wrapper hides the signature
     return "logits_to_keep" in _parameters(architecture)
 
@@ -167,7 +168,7 @@ _PROBE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitHead:
-    """An architecture that can be run in its two parts."""
+    """Run an architecture in its two parts."""
 
     body: nn.Module
     positional: tuple[Any, ...]  # what the architecture calls its body with; `TOKENS` stands for the tokens
@@ -177,7 +178,7 @@ class LogitHead:
     transform: LogitTransform
 
     def hidden(self, input_ids: Tensor) -> Tensor:
-        """What the head is given: [B, T, D]."""
+        """Return the head's input: [B, T, D]."""
         positional = [input_ids if value is TOKENS else value for value in self.positional]
         keywords = {name: input_ids if value is TOKENS else value for name, value in self.keywords.items()}
         hidden: Tensor = self.body(*positional, **keywords)[0]
@@ -186,20 +187,20 @@ class LogitHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoLogitHead:
-    """An architecture that is run whole, and why."""
+    """Say why an architecture is run whole."""
 
     reason: str
 
 
 class _Tokens:
-    """Stands for the tokens among a call's arguments."""
+    """Stand for the tokens among a call's arguments."""
 
 
 TOKENS = _Tokens()
 
 
 def logit_head(model: nn.Module) -> LogitHead | NoLogitHead:
-    """The two parts of a causal language model of transformers, or of one with LoRA in it.
+    """Find the two parts of a causal language model of transformers, with or without LoRA.
 
     Nothing is computed with weights, so they may be of any kind or nowhere. But numbers are looked at: no fake tensor
     mode may be active.
@@ -224,19 +225,19 @@ def logit_head(model: nn.Module) -> LogitHead | NoLogitHead:
 
 
 def _unfit(projection: nn.Module | None) -> str | None:
-    """Why this is no matrix product that can be done with its weights alone."""
+    """Return why this is not a matrix product that can be done with its weights alone; None if it is."""
     if projection is None:
         return "the model has no output layer"
     if type(projection) is not nn.Linear:
         library = type(projection).__module__.partition(".")[0]
-        return f"the output layer is a {type(projection).__name__} of {library}, no plain linear layer"
+        return f"the output layer is a {type(projection).__name__} of {library}, not a plain linear layer"
     if "forward" in vars(projection) or projection._forward_hooks or projection._forward_pre_hooks:
-        return "the output layer is hooked into"
+        return "the output layer has hooks"
     return None
 
 
 def _not_in_parts(architecture: nn.Module, why: str) -> NoLogitHead:
-    return NoLogitHead(reason=f"{type(architecture).__name__} is no body with an output layer behind it: {why}")
+    return NoLogitHead(reason=f"{type(architecture).__name__} cannot be run as body and output layer: {why}")
 
 
 def _probed(architecture: nn.Module, projection: nn.Linear) -> LogitHead | NoLogitHead:
@@ -271,14 +272,14 @@ def _probed(architecture: nn.Module, projection: nn.Linear) -> LogitHead | NoLog
 
 
 def _numbers(width: int) -> Tensor:
-    """[1, tokens, width] of different numbers from -16 to 16, which 16 bits hold exactly; none is 0."""
+    """Return [1, tokens, width] of different numbers from -16 to 16, which 16 bits hold exactly; none is 0."""
     count = _PROBE_TOKENS * width
     numbers = torch.arange(count, dtype=torch.float64) % 31 - 15
     return torch.where(numbers == 0, 16.0, numbers).view(1, _PROBE_TOKENS, width)
 
 
 def _hidden_scale(given: Tensor, received: tuple[Any, ...]) -> float | None:
-    """By how much the head's input is the body's output; None where it is anything else."""
+    """Return the factor between the body's output and the head's input; None where there is not one."""
     if len(received) != 1 or not isinstance(received[0], Tensor) or received[0].shape != given.shape:
         return None
     ratio = received[0].double() / given
@@ -287,7 +288,7 @@ def _hidden_scale(given: Tensor, received: tuple[Any, ...]) -> float | None:
 
 
 def _transform(output: Tensor, logits: Any) -> LogitTransform | None:
-    """What was made of the head's output; None where it is none of what is known."""
+    """Find what follows the head; None where it is not known."""
     if not isinstance(logits, Tensor) or logits.shape != output.shape:
         return None
     small, large = (float(value) for value in logits[0, 0, :2])
@@ -311,7 +312,7 @@ class _Call:
 
 
 class _BodyOutput:
-    """What a body gives, as far as anyone asks: the hidden states first, and nothing else."""
+    """Stand for a body's output: the hidden states first, and nothing else."""
 
     def __init__(self, hidden: Tensor) -> None:
         self._values = (hidden,)
@@ -321,14 +322,14 @@ class _BodyOutput:
         return self._values[key]
 
     def __getattr__(self, name: str) -> None:
-        """Caches, attentions, router logits: none were asked for."""
+        """Return None for caches, attentions and router logits, which were not asked for."""
 
 
 @contextmanager
 def _stand_ins(
     architecture: nn.Module, projection: nn.Module, *, hidden: Tensor, output: Tensor
 ) -> Iterator[list[_Call]]:
-    """Every module but the architecture itself notes its call and answers at once."""
+    """Have every module but the architecture itself record its call and answer at once."""
     calls: list[_Call] = []
 
     def stand_in(module: nn.Module) -> Callable[..., Any]:

@@ -63,7 +63,7 @@ def require_trainable(config: Config, folder: ModelFolder) -> None:
 
 
 def experts_with_dropout(dropout: float) -> Problem:
-    """Return why such an adapter cannot be; PEFT's own words are of its classes."""
+    """Say why such an adapter is impossible; PEFT's own message speaks of its classes."""
     return Problem(
         what=f"adapter.dropout is {dropout}, and experts are among the target modules, which PEFT adapts without "
         "dropout only",
@@ -99,9 +99,9 @@ def _table(package: str, file: str, name: str) -> Mapping[Any, Any]:
 
 
 def notes_on_this_machine(config: Config) -> list[str]:
-    """A note for each setting with which a run would stop here, or might: another machine may have what is lacking.
+    """Return a note for each setting that would stop a run here, or might; another machine may have what is lacking.
 
-    Those with which it would are warnings.
+    Those that would are warnings.
     """
     notes: list[str] = []
     for need in _needs(config):
@@ -122,7 +122,7 @@ def notes_on_this_machine(config: Config) -> list[str]:
 
 
 def why_no_cuda() -> str:
-    """Why no CUDA device can be here; empty where that cannot be told without torch."""
+    """Say why there cannot be a CUDA device here; empty where that cannot be known without torch."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return "CUDA_VISIBLE_DEVICES hides all"
     if importlib.metadata.version("torch").endswith("+cpu"):

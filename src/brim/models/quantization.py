@@ -33,7 +33,7 @@ def require_bitsandbytes() -> None:
     Raises ModelError, with the command that installs it.
     """
     log = logging.getLogger("bitsandbytes")
-    if log.level == logging.NOTSET:  # else somebody wants to hear of each cast, in every layer and step
+    if log.level == logging.NOTSET:  # else the user wants a message for each cast, in every layer and step
         log.setLevel(logging.ERROR)
     try:
         _import()
@@ -47,10 +47,10 @@ def require_bitsandbytes() -> None:
 
 
 def _import() -> None:
-    """Import it with the package `kernels` out of its sight, and PyTorch's compiler left alone until it is needed.
+    """Import it with the package `kernels` hidden from it, and without PyTorch's compiler until that is needed.
 
     On CPUs with AVX512-BF16 it would have that package fetch native code from the Hub and run it, unasked. What needs
-    that code is switched off (see models/quantization.py). The compiler takes more than a second to import, for four
+    that code is switched off (see `settle_layers`). The compiler takes more than a second to import, for four
     functions that most runs never call.
     """
     if sys.modules.get("bitsandbytes") is not None:
@@ -70,7 +70,7 @@ def _import() -> None:
 def _compiled_when_called(
     compiler: Callable[..., Any], function: Callable[..., Any], **options: Any
 ) -> Callable[..., Any]:
-    """What the compiler would make of the function; it is asked at the first call."""
+    """Return the function, which the compiler compiles at the first call."""
     compiled = cache(partial(compiler, function, **options))
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -81,10 +81,10 @@ def _compiled_when_called(
 
 @cache
 def _mend_dequantization() -> torch.library.Library:
-    """Have 4-bit weights dequantised block by block, where a row of theirs is no whole number of blocks.
+    """Have 4-bit weights dequantised block by block, where a row is not a whole number of blocks.
 
     bitsandbytes (0.50 at least) counts blocks by row on CPUs with AVX-512, and takes the scales of other blocks then:
-    a layer of 688 inputs comes out quite wrong, without a word. Its GPU kernels are right. Returns what must be kept
+    a layer of 688 inputs comes out quite wrong, without a message. Its GPU kernels are right. Returns what must be kept
     alive.
     """
     import torch
@@ -126,7 +126,7 @@ _STORED = ("bits", "bnb_4bit_use_double_quant", "bnb_4bit_quant_type")  # the ot
 
 
 def with_stored_quantization(config: Config, folder: ModelFolder) -> Config:
-    """The configuration with the quantization that the base model's folder comes in; what it leaves open is filled in.
+    """Return the configuration with the quantization that the base model is stored in; what is open is filled in.
 
     Raises ModelError where the folder is quantised otherwise than the configuration says, or by another library.
     """
@@ -150,12 +150,12 @@ def with_stored_quantization(config: Config, folder: ModelFolder) -> Config:
 
 
 def is_stored_quantised(folder: ModelFolder) -> bool:
-    """Whether the weights in the folder are quantised already, and stay so when they are loaded."""
+    """Return whether the weights in the folder are quantised already, and stay so when they are loaded."""
     return _KEY in folder.config and not comes_in_mxfp4(folder)
 
 
 def comes_in_mxfp4(folder: ModelFolder) -> bool:
-    """Whether the experts' weights are stored in blocks of mxfp4.
+    """Return whether the experts' weights are stored in blocks of mxfp4.
 
     transformers computes with such blocks where Triton and the Hub's kernels are there, and does not train them
     (Mxfp4HfQuantizer.is_trainable); brim has them dequantised as they are loaded, for training and for inference.
@@ -173,7 +173,7 @@ def stored_choices(config: Config, folder: ModelFolder) -> list[Choice]:
 
 
 def skipped_modules(folder: ModelFolder) -> list[str] | None:
-    """The linear layers that a quantised folder's weights leave as they were; None where it names none."""
+    """Return the linear layers that are not quantised in a quantised folder; None where it names none."""
     stored = folder.config.get(_KEY)
     names = stored.get("llm_int8_skip_modules") if isinstance(stored, dict) else None
     return None if names is None else list(names)
@@ -186,7 +186,7 @@ def without_quantization(architecture: PretrainedConfig) -> None:
 
 
 def quantization_for(settings: QuantizationConfig) -> BitsAndBytesConfig:
-    """What `from_pretrained` takes. settings: resolved."""
+    """Return what `from_pretrained` takes. settings: resolved."""
     import torch
     from transformers import BitsAndBytesConfig
 
@@ -213,7 +213,7 @@ def settle_layers(model: PreTrainedModel, settings: QuantizationConfig, device: 
             cast(Any, layer.weight).quant_state.dtype = dtype
             # On CPUs with AVX512-BF16 it would, in evaluation, repack the weight for good, with scales rounded to
             # bf16 and without a gradient: evaluating would change the training that follows, or break it. It also
-            # fails where the number of outputs is no multiple of 32.
+            # fails where the number of outputs is not a multiple of 32.
             layer.support_avx512bf16_for_cpu = False
         elif isinstance(layer, Linear8bitLt):
             cast(Any, layer.state).threshold = settings.llm_int8_threshold
@@ -223,7 +223,7 @@ def settle_layers(model: PreTrainedModel, settings: QuantizationConfig, device: 
 
 
 def unquantised_experts(model: nn.Module) -> str | None:
-    """A line on the experts' weights, which no linear layer holds, so that they are not quantised; None without any."""
+    """Report the experts' weights, which no linear layer holds, so that they are not quantised; None without any."""
     experts = [weight for name, weight in model.named_parameters() if weight.ndim == 3 and "lora_" not in name]
     if not experts:
         return None
@@ -250,15 +250,15 @@ def _always_in_training_mode(layer: nn.Module) -> None:
 def _initialise_once(layer: Linear8bitLt) -> None:
     """Hand an 8-bit layer's weight and scales to its state now, and never again.
 
-    PEFT's DoRA puts the weight anew into layers on a CPU at each forward pass, without its scales: the layer would take
-    it for a new one, and lose its scales.
+    PEFT's DoRA puts the weight into layers on a CPU again at each forward pass, without its scales: the layer would
+    take it for a new one, and lose its scales.
     """
     cast(Any, layer).init_8bit_state()
     layer.init_8bit_state = lambda: None  # type: ignore[method-assign]
 
 
 def _stored(folder: ModelFolder) -> QuantizationConfig:
-    """The quantization of weights that lie quantised in the folder."""
+    """Read the quantization of weights that are stored quantised in the folder."""
     stored = folder.config[_KEY]
     stored = stored if isinstance(stored, dict) else {}
     method = stored.get("quant_method")

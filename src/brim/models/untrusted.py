@@ -70,13 +70,13 @@ _OWN_CODE = "the base model asks for its own code to be run"
 def refusals(
     path: Path, config: dict[str, Any], *, name: str, trust_remote_code: bool, config_only: bool = False
 ) -> list[Problem]:
-    """All that is refused of a folder; nothing for a plain one.
+    """List all that is refused of a folder; nothing for a plain one.
 
-    config: what its config.json holds. config_only: nothing but that is asked for, what the model is like: a class of
-    its own is then passed over where transformers has one.
+    config: what its config.json holds. config_only: only the architecture is asked for; a class that the folder brings
+    is then ignored where transformers has one.
     """
     if not config:
-        return []  # told already
+        return []  # reported already
     others: dict[str, dict[str, Any]] = {}
     problems: list[Problem] = []
     for file in ("tokenizer_config.json", "generation_config.json"):
@@ -100,7 +100,7 @@ def refusals(
 
 
 def without_auto_map(config: dict[str, Any]) -> dict[str, Any]:
-    """A config.json without classes of its own, where transformers has one; else as it is."""
+    """Return a config.json without classes of its own, where transformers has one; else as it is."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or not config.get("auto_map") or not _transformers_has(kind):
         return config
@@ -108,7 +108,7 @@ def without_auto_map(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def require_plain_files(path: Path) -> None:
-    """Raise ModelError for entries of a folder that lead out of it, or that are no files and would never end."""
+    """Raise ModelError for entries of a folder that lead out of it, or that are not files and may never end."""
     problems: list[Problem] = []
     for entry in sorted(path.iterdir()):
         if entry.is_symlink() and not _stays(entry, path):
@@ -121,19 +121,19 @@ def require_plain_files(path: Path) -> None:
                 )
             )
         elif entry.exists() and not (entry.is_file() or entry.is_dir()):
-            what = f"{entry.name} is no regular file"
+            what = f"{entry.name} is not a regular file"
             problems.append(Problem(what=what, where=str(path), fix="copy the original file there"))
     if problems:
         raise ModelError(*problems)
 
 
 def read_json(file: Path, *, most_bytes: int = SMALL_FILE_BYTES) -> dict[str, Any]:
-    """A small JSON file that holds a mapping. Raises ModelError; FileNotFoundError where there is none."""
+    """Read a small JSON file that holds a mapping. Raises ModelError; FileNotFoundError where there is none."""
     fix = "copy it from the original model again"
     try:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise ModelError(what=f"{file.name} is no regular file", where=str(file), fix=fix)
+            raise ModelError(what=f"{file.name} is not a regular file", where=str(file), fix=fix)
         if status.st_size > most_bytes:
             what = f"{file.name} has {status.st_size:,} bytes"
             raise ModelError(what=what, where=str(file), expected=f"at most {most_bytes:,}", fix=fix)
@@ -151,7 +151,7 @@ def read_json(file: Path, *, most_bytes: int = SMALL_FILE_BYTES) -> dict[str, An
 
 
 def _own_code(path: Path, file: str, content: dict[str, Any], *, name: str, kind: object) -> Iterator[Problem]:
-    """A custom class that transformers also has one for is passed over by it in silence; here nothing is silent."""
+    """Refuse custom classes, also those that transformers silently ignores in favour of its own."""
     keys = [key for key, value in _settings(content) if key.rpartition(".")[2] in _CODE and value]
     if not keys:
         return
@@ -171,7 +171,7 @@ def _own_code(path: Path, file: str, content: dict[str, Any], *, name: str, kind
 
 
 def _transformers_has(kind: str) -> bool:
-    """Whether the installed transformers has this architecture, by its folders: importing it takes seconds."""
+    """Return whether the installed transformers has this architecture, by its folders: importing it takes seconds."""
     spec = importlib.util.find_spec("transformers")
     if spec is None or spec.origin is None or not re.fullmatch(r"[\w-]+", kind):
         return False
@@ -195,7 +195,7 @@ def _kernels(file: Path, config: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _values(file: Path, config: dict[str, Any]) -> Iterator[Problem]:
-    """Sizes that would keep the machine busy, or fill its memory; dtypes that transformers would look up in torch."""
+    """Refuse sizes that would keep the machine busy, or fill its memory, and dtypes that torch does not have."""
     for key, value in _settings(config):
         last = key.rpartition(".")[2]
         if value is None:
@@ -218,7 +218,7 @@ def _values(file: Path, config: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _elsewhere(path: Path, config: dict[str, Any]) -> Iterator[Problem]:
-    """Files that make transformers load weights from other places than the folder's own safetensors."""
+    """Refuse files that make transformers load weights from elsewhere than the folder's own safetensors."""
     if (path / "adapter_config.json").exists():
         yield Problem(
             what="the base model's folder holds an adapter, which names a base model of its own",
@@ -256,22 +256,22 @@ def _parts(index: Path) -> Iterator[Problem]:
     for part in sorted(set(parts.values())):
         if Path(part).name != part or not part.endswith(".safetensors"):
             yield Problem(
-                what=f"{_INDEX} names {_short(part)}, which is no safetensors file of this folder",
+                what=f"{_INDEX} names {_short(part)}, which is not a safetensors file of this folder",
                 where=str(index),
                 expected="plain names, such as model-00001-of-00002.safetensors",
-                fix="copy the folder anew from where it came",
+                fix="copy the folder again from its source",
             )
 
 
 def _stays(entry: Path, folder: Path) -> bool:
-    """Whether a link ends in its folder, or where the Hub's cache keeps the files of this very model."""
+    """Return whether a link ends in its folder, or where the Hub's cache keeps the files of this very model."""
     target, folder = Path(os.path.realpath(entry)), folder.resolve()  # resolve() raises for a loop of links
     blobs = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else folder
     return target.is_relative_to(folder) or target.is_relative_to(blobs)
 
 
 def _settings(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting with its dotted key, also those of the sections (text_config and others)."""
+    """Yield every setting with its dotted key, also those of the sections (text_config and others)."""
     for key, value in config.items():
         yield f"{prefix}{key}", value
         if isinstance(value, dict) and key.endswith("_config"):

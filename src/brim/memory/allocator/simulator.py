@@ -103,7 +103,7 @@ class CachingAllocator:
         self._add_pools(0)
 
     def malloc(self, num_bytes: int, stream: int = 0) -> int:
-        """Allocate a block, and return its handle: 0, which is no block, for no bytes. Raises SimulatedOutOfMemory."""
+        """Allocate a block, and return its handle; 0, which is not one, for no bytes. Raises SimulatedOutOfMemory."""
         if num_bytes <= 0:
             return 0
         size = (num_bytes + _GRAIN - 1) & -_GRAIN if self._plain_rounding else self._settings.rounded_bytes(num_bytes)

@@ -16,14 +16,14 @@ FUSED_SINCE = (0, 50)
 
 
 # The first release with operators of torch.library. Since then each layer copies the table of 8-bit values
-# (`code.to(device, copy=True)` in quantize_blockwise) instead of pointing to one for all, and the offset of the scales
-# of a single row's weight is not added in place.
+# (`code.to(device, copy=True)` in quantize_blockwise) instead of sharing one, and for a single row the offset of the
+# scales is no longer added in place.
 OPERATORS_SINCE = (0, 46)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTensor:
-    """A tensor that lives as long as the layer does."""
+    """Describe a tensor that lives as long as the layer does."""
 
     name: str
     num_elements: int
@@ -37,7 +37,7 @@ class KeptTensor:
 def four_bit_tensors(
     num_weights: int, *, double_quant: bool, release: tuple[int, int] = FUSED_SINCE, storage_bytes: int = 1
 ) -> tuple[KeptTensor, ...]:
-    """What a 4-bit weight of so many elements keeps, in the order of birth (quantize_4bit, functional.py).
+    """List what a 4-bit weight of so many elements keeps, in the order of birth (quantize_4bit, functional.py).
 
     storage_bytes: of an element of `quant_storage`; the packed weight takes the same memory but for rounding.
     """
@@ -61,7 +61,7 @@ def four_bit_tensors(
 
 
 def eight_bit_tensors(out_features: int, in_features: int) -> tuple[KeptTensor, ...]:
-    """What an 8-bit layer keeps, in the order of birth (int8_vectorwise_quant, backends/cuda/ops.py)."""
+    """List what an 8-bit layer keeps, in the order of birth (int8_vectorwise_quant, backends/cuda/ops.py)."""
     return (
         KeptTensor(name="SCB", num_elements=out_features, element_bytes=4),
         KeptTensor(name="weight", num_elements=out_features * in_features, element_bytes=1),

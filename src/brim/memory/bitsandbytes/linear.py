@@ -33,7 +33,7 @@ _FUSED_ROWS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FourBits:
-    """How a 4-bit layer stores its weight and computes."""
+    """Say how a 4-bit layer stores its weight and computes."""
 
     compute_dtype: torch.dtype
     double_quant: bool = True
@@ -49,7 +49,7 @@ class Params4bit(FakeTensor):
 
 
 class StandInLinear4bit(theirs.Linear4bit):
-    """Linear4bit (nn/modules.py) whose tensors may be replaced by fake ones; PEFT wraps it as it wraps the real one.
+    """Stand in for Linear4bit (nn/modules.py) with tensors that may be replaced by fake ones; PEFT wraps it, too.
 
     The quantization state is in buffers, so that whoever counts or replaces a model's tensors finds it.
     """
@@ -129,7 +129,7 @@ class StandInLinear4bit(theirs.Linear4bit):
 def _multiply(
     inputs: Tensor, packed: Tensor, bias: Tensor | None, state: QuantState, release: tuple[int, int]
 ) -> Tensor:
-    """matmul_4bit, autograd/_functions.py."""
+    """Do as matmul_4bit, autograd/_functions.py."""
     product = _product if release >= FUSED_SINCE else _product_before_fusion
     needs_grad = torch.is_grad_enabled() and (inputs.requires_grad or (bias is not None and bias.requires_grad))
     if needs_grad:
@@ -141,7 +141,7 @@ def _multiply(
 
 
 class _MatMul4Bit(torch.autograd.Function):
-    """MatMul4Bit, autograd/_functions.py: neither the input nor the dequantised weight is kept for the backward pass.
+    """Do as MatMul4Bit, autograd/_functions.py: keep neither the input nor the dequantised weight for backward.
 
     As there, what the backward pass needs is on the context itself, where no hook of saved tensors sees it.
     """
@@ -166,7 +166,7 @@ class _MatMul4Bit(torch.autograd.Function):
 
 
 def _product(inputs: Tensor, state: QuantState, bias: Tensor | None) -> Tensor:
-    """`gemm_4bit` (backends/cuda/ops.py): its own kernel, or `_dequant_linear_fallback`."""
+    """Do as `gemm_4bit` (backends/cuda/ops.py): run its own kernel, or `_dequant_linear_fallback`."""
     rows, width = inputs.numel() // inputs.shape[-1], inputs.shape[-1]
     if rows <= _FUSED_ROWS and width % BLOCK_SIZE == 0:
         inputs = inputs.contiguous()
@@ -186,12 +186,12 @@ def _product(inputs: Tensor, state: QuantState, bias: Tensor | None) -> Tensor:
 
 
 def _product_before_fusion(inputs: Tensor, state: QuantState, bias: Tensor | None) -> Tensor:
-    """MatMul4Bit.forward up to 0.49."""
+    """Do as MatMul4Bit.forward up to 0.49."""
     return nn.functional.linear(inputs, _dequantized(state).to(inputs.dtype), bias)
 
 
 def _row_before_fusion(inputs: Tensor, bias: Tensor | None, state: QuantState, release: tuple[int, int]) -> Tensor:
-    """`gemv_4bit` (functional.py) up to 0.49: the weight stays packed, its scales do not."""
+    """Do as `gemv_4bit` (functional.py) up to 0.49: the weight stays packed, its scales do not."""
     scales = _scales(state, in_place=release < OPERATORS_SINCE)
     output = torch.empty((*inputs.shape[:-1], state.shape[0]), dtype=inputs.dtype, device=inputs.device)
     flops, packed = 2 * inputs.numel() * state.shape[0], state.shape.numel() // 2
@@ -203,7 +203,7 @@ def _row_before_fusion(inputs: Tensor, bias: Tensor | None, state: QuantState, r
 
 
 def _dequantized(state: QuantState) -> Tensor:
-    """`dequantize_4bit`, functional.py and backends/cuda/ops.py."""
+    """Do as `dequantize_4bit`, functional.py and backends/cuda/ops.py."""
     scales = _scales(state)
     weight = torch.empty(state.shape, dtype=state.dtype, device=scales.device)
     _note_dequantization(weight)
@@ -217,7 +217,7 @@ def _note_dequantization(weight: Tensor) -> None:
 
 
 def _scales(state: QuantState, *, in_place: bool = True) -> Tensor:
-    """The fp32 scales; of double quantization a buffer, to which the offset is added."""
+    """Return the fp32 scales; with double quantization in a new buffer, to which the offset is added."""
     if not state.nested:
         return cast(Tensor, state.absmax)
     scales = torch.empty_like(state.absmax, dtype=torch.float32)
@@ -237,7 +237,7 @@ class Int8Params(FakeTensor):
 
 
 class StandInLinear8bit(theirs.Linear8bitLt):
-    """Linear8bitLt (nn/modules.py) whose tensors may be replaced by fake ones; PEFT wraps it as the real one."""
+    """Stand in for Linear8bitLt (nn/modules.py) with tensors that may be replaced by fake ones; PEFT wraps it, too."""
 
     def __init__(
         self,
@@ -286,7 +286,7 @@ class StandInLinear8bit(theirs.Linear8bitLt):
 
 
 class _MatMul8bitLt(torch.autograd.Function):
-    """MatMul8bitLt, autograd/_functions.py. It keeps its input on the context, past any hook of saved tensors.
+    """Do as MatMul8bitLt, autograd/_functions.py, which keeps its input on the context, where no hook sees it.
 
     So activation checkpointing without reentry does not free it, and it lives until the graph itself is dropped.
     """
@@ -328,7 +328,7 @@ class _MatMul8bitLt(torch.autograd.Function):
 
 
 def _quantized_rows(inputs: Tensor, threshold: float, outlier_columns: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """`int8_vectorwise_quant`, backends/cuda/ops.py: int8 rows, their scales, the outliers' columns."""
+    """Do as `int8_vectorwise_quant`, backends/cuda/ops.py: return int8 rows, their scales, the outliers' columns."""
     scales = torch.empty(inputs.numel() // inputs.shape[-1], dtype=torch.float32, device=inputs.device)
     rows = torch.empty(inputs.shape, dtype=torch.int8, device=inputs.device)
     note_kernel("int8_vectorwise_quant", inputs, rows)
@@ -349,7 +349,7 @@ def _mixed_product(
     bias: Tensor | None,
     state: MatmulLtState,
 ) -> tuple[Tensor, Tensor]:
-    """`int8_mixed_scaled_mm`, backends/default/ops.py: the outliers' columns apart, in the inputs' dtype."""
+    """Do as `int8_mixed_scaled_mm`, backends/default/ops.py: outliers' columns are multiplied in the inputs' dtype."""
     if outliers is None or outliers.numel() == 0:
         of_outliers = torch.empty(0, dtype=inputs.dtype, device=inputs.device)
         return _scaled_product(quantized, scales, bias, inputs.dtype, state), of_outliers
@@ -364,7 +364,7 @@ def _mixed_product(
 def _scaled_product(
     quantized: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype, state: MatmulLtState
 ) -> Tensor:
-    """`int8_scaled_mm`, backends/default/ops.py, with the parts of backends/cuda/ops.py."""
+    """Do as `int8_scaled_mm`, backends/default/ops.py, with the parts of backends/cuda/ops.py."""
     product = _integer_product(quantized, cast(Any, state).CB)
     output = torch.empty_like(product, dtype=torch.float16)  # the kernel writes fp16 only
     note_kernel("int8_mm_dequant", product, output)
@@ -374,7 +374,7 @@ def _scaled_product(
 
 
 def _integer_product(quantized: Tensor, weight: Tensor) -> Tensor:
-    """`int8_linear_matmul`, backends/cuda/ops.py: int32; in fp32 where the inner dimension is no multiple of 4."""
+    """Do as `int8_linear_matmul`, backends/cuda/ops.py: in fp32 if the inner dimension is not a multiple of 4."""
     output = torch.empty((*quantized.shape[:-1], weight.shape[0]), dtype=torch.int32, device=quantized.device)
     if quantized.shape[-1] % 4:
         result = torch.matmul(quantized.float(), weight.float().t()).to(torch.int32)

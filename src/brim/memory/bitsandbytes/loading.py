@@ -1,4 +1,4 @@
-"""Predict what loading a base model allocates on the device: what stays, and what is there only on the way.
+"""Predict what loading a base model allocates on the device: what stays, and what is there only while loading.
 
 A model's tensors, real or stand-in, come as loading brings them, instead of one after the other in the model's order.
 Stand-ins for bitsandbytes' layers are put where transformers' quantizer would put those layers.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def loaded_tensors(model: PreTrainedModel, *, arriving_bytes: int | None = None) -> list[LoadedTensor]:
-    """The tensors in the order in which `model.to(device)` moves them.
+    """List the tensors in the order in which `model.to(device)` moves them.
 
     model: before an adapter is put on it, on meta or fake; with stand-ins where it is quantised. arriving_bytes: of an
     element of a weight that is quantised while it loads, that is of the dtype given to `from_pretrained`; None for a
@@ -66,14 +66,14 @@ def loaded_tensors(model: PreTrainedModel, *, arriving_bytes: int | None = None)
 
 
 def _children_first(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """As `nn.Module._apply` goes."""
+    """Yield modules with their paths in the order of `nn.Module._apply`."""
     for name, child in module.named_children():
         yield from _children_first(child, f"{prefix}.{name}" if prefix else name)
     yield prefix, module
 
 
 def _kept(module: nn.Module) -> Mapping[str, KeptTensor]:
-    """What a stand-in keeps in its weight's place, by name; in the order of birth, which its tensors were made in."""
+    """Return by name, in the order of birth, what a stand-in keeps in place of its weight."""
     if not _is_stand_in(module):
         return {}
     tensors: dict[str, Any] = {**module._parameters, **module._buffers}
@@ -92,7 +92,7 @@ _ORDER = ("SCB", "weight", "code", "offset", "nested_absmax", "absmax", "nested_
 
 
 def _is_stand_in(module: nn.Module) -> bool:
-    """Told by name: bitsandbytes is imported only where it is used."""
+    """Compare names, since bitsandbytes is imported only where it is used."""
     return type(module).__name__ in ("StandInLinear4bit", "StandInLinear8bit")
 
 
@@ -106,9 +106,10 @@ def _layer(path: str) -> int | None:
 
 
 def _stacked_experts(model: PreTrainedModel) -> dict[str, int]:
-    """Ends of names of parameters that loading stacks from one tensor an expert, and how many side by side.
+    """Return how parameters of experts end that loading stacks, each with its projections side by side.
 
-    The mapping is transformers' own; only conversions that begin by stacking are meant.
+    Loading stacks them from one tensor an expert. The mapping is transformers' own; only conversions that begin by
+    stacking count.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import MergeModulelist, WeightConverter
@@ -138,7 +139,7 @@ def with_loading(
     device_bytes: int | None = None,
     has_warmup: bool = True,
 ) -> EventStream:
-    """The stream with the load of the base model's tensors in transformers' order, and what is there on the way.
+    """Return the stream with the base model loaded in transformers' order, and what is there only while loading.
 
     stream: its part "load" gives birth to all weights, each at the place of its module. tensors: of the base model, of
     all layers. What the stream's load has beside them, such as an adapter, comes after them. Raises LookupError where
@@ -187,9 +188,9 @@ def with_loading(
 def of_all_layers(
     tensors: Sequence[LoadedTensor], *, layers_path: str, num_layers: int, template: Callable[[int], int]
 ) -> list[LoadedTensor]:
-    """The tensors of a model of `num_layers` layers, of which the given ones hold some.
+    """Extend the tensors of some layers to all `num_layers` of the model.
 
-    template: which of those a layer is like.
+    template: returns the given layer that a layer is like.
     """
     prefix = f"{base_path(layers_path)}."
 
@@ -219,7 +220,7 @@ def of_all_layers(
 
 
 def base_path(module: str) -> str:
-    """A module's path in the base model, from that in the model as PEFT wraps it."""
+    """Return a module's path in the base model, from its path in the model as PEFT wraps it."""
     parts = f"{module}.".removeprefix("base_model.model.").split(".")
     return ".".join(part for part in parts if part not in ("", "base_layer"))
 
@@ -230,8 +231,8 @@ def _load_part(stream: EventStream) -> tuple[tuple[int, str], tuple[int, str]]:
     return stream.marks[index], following
 
 
-# moved: read on the CPU, then `model.to(device)`; what brim does with weights that are not quantised.
-# placed: read tensor by tensor onto the device (`device_map`); so come weights that are stored quantised.
+# moved: read on the CPU, then `model.to(device)`, as brim does with weights that are not quantised.
+# placed: read tensor by tensor onto the device (`device_map`), as transformers does with weights stored quantised.
 # quantized: placed in 16 or 32 bits, and quantised there.
 LoadKind: TypeAlias = Literal["moved", "placed", "quantized"]
 
@@ -244,7 +245,7 @@ _SPARE_BYTES = int(1.2 * 1024**3)  # caching_allocator_warmup, transformers/mode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTensor:
-    """A parameter or buffer of the model, with the way on which it comes.
+    """Describe a parameter or buffer of the model, and how it is loaded.
 
     kept: of a quantised weight, what stays in its place, named as the layer's buffers; empty: the tensor itself stays.
     stacks: of experts' weights that the checkpoint holds one by one: (experts, projections side by side).
@@ -286,7 +287,7 @@ def load_events(
     device_bytes: int | None = None,
     has_warmup: bool = True,
 ) -> dict[str, int]:
-    """Append the births and deaths of loading, in order; each tensor's path in the model, with its storage.
+    """Append the births and deaths of loading, in order. Returns the storage of each tensor, by its path in the model.
 
     tensors: in the model's order. device_bytes: the device's memory, which bounds the block that transformers takes and
     frees before it places weights, so that the allocator need not ask for memory weight by weight; has_warmup: whether
@@ -311,7 +312,7 @@ def load_events(
 
 
 def warmup_bytes(tensors: Iterable[LoadedTensor], device_bytes: int | None) -> int:
-    """The block of `caching_allocator_warmup`: all weights as they will be, to the byte, without scales."""
+    """Return the size of `caching_allocator_warmup`'s block: all weights as they will be, without scales."""
     total = sum(_settled_bytes(tensor) for tensor in tensors if tensor.in_checkpoint and not tensor.tied)
     if device_bytes is not None:
         total = min(total, device_bytes - _SPARE_BYTES)
@@ -319,12 +320,12 @@ def warmup_bytes(tensors: Iterable[LoadedTensor], device_bytes: int | None) -> i
 
 
 def in_checkpoint_order(tensors: Iterable[LoadedTensor]) -> list[LoadedTensor]:
-    """By name, numbers by value, those of a module before those of its parts: `dot_natural_key`."""
+    """Sort as `dot_natural_key` does: by name, numbers by value, a module's own tensors before those of its parts."""
     return sorted((tensor for tensor in tensors if tensor.in_checkpoint), key=lambda tensor: _natural(tensor.name))
 
 
 def _natural(name: str) -> list[tuple[int, int, str, int]]:
-    """Numbers before words; a word's trailing digits by value."""
+    """Return a key that sorts numbers before words, and a word's trailing digits by value."""
     parts = []
     for part in name.split("."):
         word = part.rstrip("0123456789")
@@ -334,7 +335,7 @@ def _natural(name: str) -> list[tuple[int, int, str, int]]:
 
 
 def _settled_bytes(tensor: LoadedTensor) -> float:
-    """Half a byte or one for each quantised weight (`quantized_element_size`), else the tensor's own."""
+    """Count half a byte or one for each quantised weight (`quantized_element_size`), else the tensor's own bytes."""
     if not tensor.kept:
         return tensor.num_bytes
     packed = next(kept for kept in tensor.kept if kept.name == "weight")
@@ -355,7 +356,7 @@ def _place_one(loading: _Loading, tensor: LoadedTensor, kind: LoadKind) -> None:
 
 
 def _quantize_4bit(loading: _Loading, tensor: LoadedTensor) -> None:
-    """Bnb4bitQuantize (transformers/integrations/bitsandbytes.py), Params4bit._quantize, quantize_4bit."""
+    """Do as Bnb4bitQuantize (transformers/integrations/bitsandbytes.py), Params4bit._quantize and quantize_4bit."""
     place, stream = _place(tensor), loading.stream
     kept = {each.name: each for each in tensor.kept}
     arrived = [loading.pass_by(tensor.num_bytes, place)]
@@ -387,7 +388,7 @@ def _quantize_4bit(loading: _Loading, tensor: LoadedTensor) -> None:
 
 
 def _normalized_code(loading: _Loading, stay: _Stay, place: Place) -> None:
-    """The table of 16 values, divided by its largest: get_4bit_type, functional.py."""
+    """Make the table of 16 values, divided by its largest, as get_4bit_type in functional.py does."""
     stay("code")
     absolute = loading.pass_by(16 * 4, place)
     largest = loading.pass_by(4, place)
@@ -396,7 +397,7 @@ def _normalized_code(loading: _Loading, stay: _Stay, place: Place) -> None:
 
 
 def _quantize_8bit(loading: _Loading, tensor: LoadedTensor) -> None:
-    """Bnb8bitQuantize and Int8Params._quantize: the weight goes to the CPU and comes back in fp16 beside itself."""
+    """Do as Bnb8bitQuantize and Int8Params._quantize: the weight goes to the CPU and comes back in fp16."""
     place = _place(tensor)
     arrived = loading.pass_by(tensor.num_bytes, place)
     again = loading.pass_by(tensor.num_elements * 2, place)
@@ -407,7 +408,7 @@ def _quantize_8bit(loading: _Loading, tensor: LoadedTensor) -> None:
 
 
 def _stack(loading: _Loading, tensor: LoadedTensor, experts: int, projections: int) -> None:
-    """MergeModulelist, then Concatenate (transformers/core_model_loading.py), both on the device."""
+    """Do as MergeModulelist, then Concatenate (transformers/core_model_loading.py), both on the device."""
     place, stream = _place(tensor), loading.stream
     part_bytes = tensor.num_bytes // projections
     arrived = [[loading.pass_by(part_bytes // experts, place) for _ in range(experts)] for _ in range(projections)]
@@ -489,7 +490,7 @@ def quantize_stand_in(
 
 
 def installed_release() -> tuple[int, int]:
-    """The first two numbers of the installed bitsandbytes' version."""
+    """Return the first two numbers of the installed bitsandbytes' version."""
     from importlib.metadata import version
 
     major, minor = version("bitsandbytes").split(".")[:2]
@@ -497,7 +498,7 @@ def installed_release() -> tuple[int, int]:
 
 
 def bias_bytes(model: nn.Module) -> dict[str, int]:
-    """Bytes of an element of each bias of a quantised layer, by its name in the base model."""
+    """Return the bytes of an element of each quantised layer's bias, by the bias's name in the base model."""
     return {
         f"{base_path(name)}.bias": bias.element_size()
         for name, module in model.named_modules()
@@ -508,7 +509,7 @@ def bias_bytes(model: nn.Module) -> dict[str, int]:
 def _stand_in(
     module: Any, settings: QuantizationConfig, four_bits: FourBits | None, outlier_columns: int | None
 ) -> nn.Module:
-    """The layer in this one's place; its bias stays the same parameter, frozen."""
+    """Make the layer that takes this one's place; its bias stays the same parameter, frozen."""
     from brim.memory.bitsandbytes.linear import TYPICAL_OUTLIER_COLUMNS, StandInLinear4bit, StandInLinear8bit
 
     transposed = not isinstance(module, nn.Linear)  # GPT-2's Conv1D
@@ -530,7 +531,7 @@ def _stand_in(
 
 
 def _where(weight: torch.Tensor) -> AbstractContextManager[Any]:
-    """The context in which new tensors are what this one is: fake, on meta, or real."""
+    """Return the context in which new tensors are what this one is: fake, on meta, or real."""
     if isinstance(weight, FakeTensor):
         return weight.fake_mode
     return torch.device(weight.device)

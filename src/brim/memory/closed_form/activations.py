@@ -15,7 +15,7 @@ _TENSORS_OF_GELU_NEW = 4  # x, x / 2, tanh and 1 + tanh: it is written in plain 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """The data types of a forward pass, as bytes of an element."""
+    """Hold the data types of a forward pass, as bytes of an element."""
 
     compute_bytes: int  # of what linear layers read and write
     residual_bytes: int  # of the stream between the layers
@@ -24,7 +24,7 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartOfLayer:
-    """What one part of a layer keeps."""
+    """Hold what one part of a layer keeps."""
 
     name: str
     formula: str  # bytes a token, worked
@@ -39,7 +39,7 @@ def kept_in_a_layer(
     attention: Literal["sdpa", "eager", "flash_attention_2"],
     sequence_length: int,
 ) -> list[PartOfLayer]:
-    """Each part's bytes a token. lora: None where all weights are trained.
+    """Return each part's bytes a token. lora: None where all weights are trained.
 
     Follows what autograd saves: a product saves both factors, a linear layer its input where its weight is trained,
     fused attention its inputs, its output and a log-sum-exp a head, eager attention the probabilities of T × T.
@@ -105,7 +105,7 @@ def _mlp(architecture: Architecture, arithmetic: Arithmetic) -> PartOfLayer:
 
 
 def _inputs(architecture: Architecture, arithmetic: Arithmetic, attention: str) -> PartOfLayer:
-    """What linear layers with trained weights read, where nothing else has kept it."""
+    """Count what linear layers with trained weights read, where nothing else has kept it."""
     each = arithmetic.compute_bytes
     total, seen = 0, set()
     for linear in architecture.linears:
@@ -118,7 +118,7 @@ def _inputs(architecture: Architecture, arithmetic: Arithmetic, attention: str) 
 
 
 def _lora(architecture: Architecture, arithmetic: Arithmetic, lora: Lora, attention: str) -> PartOfLayer:
-    """Of each target: the input of A, in the adapter's fp32 unless autocast is on, and of B; dropout's mask."""
+    """Count for each target the inputs of A and B, in the adapter's fp32 unless autocast is on, and dropout's mask."""
     each = arithmetic.compute_bytes if arithmetic.autocast else FP32_BYTES
     adapted = [linear for linear, _ in targets(architecture, lora)]
     reading = adapted if _is_own(arithmetic, lora) else _once(adapted, attention)
@@ -132,12 +132,12 @@ def _lora(architecture: Architecture, arithmetic: Arithmetic, lora: Lora, attent
 
 
 def _is_own(arithmetic: Arithmetic, lora: Lora) -> bool:
-    """Whether each target's A reads a tensor of its own: dropped out, or cast."""
+    """Return whether each target's A reads a tensor of its own: dropped out, or cast."""
     return lora.dropout or arithmetic.autocast or arithmetic.compute_bytes != FP32_BYTES
 
 
 def _once(linears: list[Linear], attention: str) -> list[Linear]:
-    """One of those that read the same tensor, and none whose input fused attention keeps already."""
+    """Keep one of those that read the same tensor, and none whose input fused attention keeps already."""
     kept = {linear.reads: linear for linear in linears}
     if attention != "eager":
         kept.pop("attention's output", None)

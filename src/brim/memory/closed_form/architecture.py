@@ -34,7 +34,7 @@ _PEFT_TARGETS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
-    """An adapter's settings, as far as bytes depend on them."""
+    """Hold an adapter's settings, as far as bytes depend on them."""
 
     r: int
     target_modules: tuple[str, ...] | str | None  # names, a regular expression or all-linear; None: PEFT's choice
@@ -44,7 +44,7 @@ class Lora:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """Tensors of one shape that are trained."""
+    """Describe tensors of one shape that are trained."""
 
     rows: int
     columns: int  # 1: a vector
@@ -56,7 +56,7 @@ class Trained:
 
 
 def targets(architecture: Architecture, lora: Lora) -> list[tuple[Linear, int]]:
-    """Each matrix of a layer that gets an adapter, and in how many layers. Experts' own weights are left out."""
+    """Return each matrix of a layer that gets an adapter, with the number of layers; without experts' own weights."""
     found = []
     for linear in architecture.linears:
         if linear.part != "experts":
@@ -68,7 +68,7 @@ def targets(architecture: Architecture, lora: Lora) -> list[tuple[Linear, int]]:
 
 
 def lora_tensors(architecture: Architecture, lora: Lora) -> list[Trained]:
-    """A (r × inputs) and B (outputs × r) of each target; with DoRA a magnitude of each output."""
+    """List A (r × inputs) and B (outputs × r) of each target; with DoRA a magnitude of each output."""
     tensors = []
     for linear, layers in targets(architecture, lora):
         tensors.append(Trained(rows=lora.r, columns=linear.inputs, count=layers))
@@ -79,7 +79,7 @@ def lora_tensors(architecture: Architecture, lora: Lora) -> list[Trained]:
 
 
 def all_tensors(architecture: Architecture) -> list[Trained]:
-    """Every weight of the model; vectors of one length are told together."""
+    """List every weight of the model; norms of all layers are one entry."""
     wide, layers = architecture.hidden, architecture.layers
     tensors = [Trained(rows=architecture.embedding_parameters // wide, columns=wide, count=1)]
     for linear in architecture.linears:
@@ -97,7 +97,7 @@ def all_tensors(architecture: Architecture) -> list[Trained]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """An update rule, as far as bytes depend on it."""
+    """Describe an update rule, as far as bytes depend on it."""
 
     type: str  # trainer.optimizer.type
     momentum: bool = False  # of sgd
@@ -107,7 +107,7 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What an optimizer keeps from step to step, and what it needs for an update alone."""
+    """Hold what an optimizer keeps from step to step, and what it needs for an update alone."""
 
     num_bytes: int  # 0 where it is paged: that memory is not of PyTorch's allocator
     formula: str
@@ -116,7 +116,7 @@ class State:
 
 
 def optimizer_state(optimizer: Optimizer, tensors: list[Trained], *, element_bytes: int) -> State:
-    """The state's bytes. element_bytes: of a trained weight, whose dtype torch's own optimizers take."""
+    """Compute the state's bytes. element_bytes: of a trained weight, whose dtype torch's own optimizers take."""
     elements = sum(tensor.elements for tensor in tensors)
     kind = optimizer.type.removeprefix("paged_")
     if kind == "adafactor":
@@ -184,7 +184,7 @@ Part: TypeAlias = Literal["embeddings", "attention", "mlp", "experts", "norms", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
-    """One weight matrix of a layer."""
+    """Describe one weight matrix of a layer."""
 
     name: str  # its last name, which adapters target
     part: Part
@@ -197,18 +197,18 @@ class Linear:
 
     @property
     def weights(self) -> int:
-        """Elements without the bias."""
+        """Return the elements without the bias."""
         return self.copies * self.inputs * self.outputs
 
     @property
     def parameters(self) -> int:
-        """All elements."""
+        """Return the elements with the bias."""
         return self.weights + (self.outputs if self.bias else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """What a closed form needs to know of a model. D: hidden size."""
+    """Hold what a closed form needs to know of a model. D: hidden size."""
 
     model_type: str
     is_known: bool  # False: none of the families below; taken for a Llama
@@ -236,11 +236,11 @@ class Architecture:
     head_bias: bool
 
     def path(self, linear: Linear, layer: int) -> str:
-        """The matrix's dotted path, by which adapters may name it."""
+        """Return the matrix's dotted path, by which adapters may name it."""
         return f"{self.stem}.{layer}.{linear.block}.{linear.name}"
 
     def parameters(self) -> dict[Part, int]:
-        """Elements of the whole model by part; a tied head counts as embedding."""
+        """Return the elements of the whole model by part; a tied head counts as embedding."""
         head = 0 if self.tied else self.vocabulary * self.hidden
         counts: dict[Part, int] = {"embeddings": self.embedding_parameters, "attention": 0, "mlp": 0, "experts": 0}
         for linear in self.linears:
@@ -251,7 +251,7 @@ class Architecture:
 
 
 def read_architecture(config: Mapping[str, Any]) -> Architecture:
-    """The architecture that a config.json describes; that of the text where it also sees or hears.
+    """Read the architecture that a config.json describes; of a model that also sees or hears, that of the text.
 
     Raises ModelError when a size is missing.
     """
@@ -303,7 +303,7 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
 
 
 class _Sizes:
-    """Whole numbers of a config.json, under the first of their names that it has."""
+    """Look up whole numbers of a config.json, under the first of their names that it has."""
 
     def __init__(self, config: Mapping[str, Any], kind: str) -> None:
         self._config, self._kind = config, kind
@@ -321,7 +321,7 @@ class _Sizes:
         )
 
     def optional(self, name: str, otherwise: int) -> int:
-        """The number; another one where it is missing, null or 0."""
+        """Return the number; another one where it is missing, null or 0."""
         value = self._config.get(name)
         return value if isinstance(value, int) and value > 0 else otherwise
 
@@ -419,7 +419,7 @@ def _flag(value: bool | str, config: Mapping[str, Any], kind: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How one family differs from Llama."""
+    """Say how one family differs from Llama."""
 
     norms: int = 2  # over D, in a layer
     rms: bool = True

@@ -36,21 +36,21 @@ _TOKENS = tuple(2**power for power in range(3, 19))  # of batches, up to plannin
 _NUMBERS = (1, 2**20)  # of tokens of prompts, or of rows: bytes lie on a line
 
 
-# Of a score while a token is drawn: fp32 three times (scaled, narrowed, probabilities), and fp64 sums.
+# A score takes this while a token is drawn: fp32 three times (scaled, narrowed, probabilities), and fp64 sums.
 _BYTES_OF_SCORE = 3 * 4 + 2 * 8
 
 
-_COPIES = 4  # of a layer's keys and values, one for each head that asks: as they are, and as a kernel wants them
+_COPIES = 4  # of a layer's keys and values, repeated for each query head: as they are, and as a kernel wants them
 
 
 # transformers' `generate` keeps more of them: narrowed, as logarithms, added to what a beam has, and sorted.
 _BYTES_OF_SCORE_IN_GENERATE = 2 * _BYTES_OF_SCORE
 
 
-_BYTES_OF_WRITTEN_TOKEN = 128  # sequences of beams, finished and not, their copies and whose successors they are
+_BYTES_OF_WRITTEN_TOKEN = 128  # beams' sequences, finished and not, their copies and the beams that they continue
 
 
-_BYTES_OF_MASKED = 8  # of a query and a key: whether it sees it, and the same as a number that is added
+_BYTES_OF_MASKED = 8  # of a query and a key: whether one sees the other, and the same as a number that is added
 
 
 _TIMES_THROUGH_CACHE = 5  # a step of `generate` copies it for a token more and for the beams that go on, and reads it
@@ -64,7 +64,7 @@ _DTYPES = {"fp32": "float32", "bf16-true": "bfloat16", "bf16-mixed": "bfloat16",
 
 
 class Speed(Protocol):
-    """What a device does in a second; `DeviceSpeed` in memory/device.py."""
+    """Say what a device does in a second, as `DeviceSpeed` does."""
 
     @property
     def bytes_per_s(self) -> float: ...
@@ -77,7 +77,7 @@ class Speed(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBound:
-    """What passes without gradients of one model take at most."""
+    """Bound what passes without gradients of one model take."""
 
     architecture: Architecture
     config: Config
@@ -85,13 +85,13 @@ class ForwardBound:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of a model that is not loaded."""
+        """Return the bytes of the weights of a model that is not loaded."""
         element_bytes = self._settings(2).weights.element_bytes
         return sum(self.architecture.parameters().values()) * element_bytes
 
     def bytes_of_token(self, length: int) -> int:
         """Return what a token adds at most, in rows of this length, with all logits at once."""
-        # As they come, the supervised ones of them, in fp32, and their logarithms.
+        # All logits, the supervised ones of them, in fp32, and their logarithms.
         of_logits = self.architecture.vocabulary * 2 * (self._settings(length).arithmetic.compute_bytes + FP32_BYTES)
         return self._bytes_in_layers(length) + of_logits
 
@@ -204,16 +204,16 @@ class ForwardBound:
         return np.asarray(np.maximum(device, host) if speed.is_asynchronous else device + host)
 
     def _prefill_bytes(self, length: int) -> float:
-        """Return those of a token; scores are of a prompt's last one alone, and of a prompt of one token of each."""
+        """Return the bytes of a token, with the scores of one: a prompt has them for its last token alone."""
         return float(self.bytes_of_token(length) + self.architecture.vocabulary * _BYTES_OF_SCORE)
 
     def _step_bytes(self, columns: int) -> float:
-        """Return those of a row."""
+        """Return the bytes of a row in a step."""
         copies = _COPIES * self._groups * columns * self._cell_bytes_of_layer
         return self.bytes_of_token(columns) + self.architecture.vocabulary * _BYTES_OF_SCORE + copies
 
     def _generate_bytes(self, length: int) -> float:
-        """Return those of a prompt with all its beams, at the end of the longest response or while it is read.
+        """Return the bytes of a prompt with all its beams, at the end of the longest response or while it is read.
 
         All prompts of a batch are read together, each as often as it has beams; without a cache, all tokens at each
         step.
@@ -246,7 +246,7 @@ def forward_bound(config: Config, base_config: Mapping[str, Any]) -> ForwardBoun
 
 
 def _copies_of_row(generation: GenerationConfig) -> int:
-    """Return those in a pass: one for each beam, and as many for guidance, whose pass has a cache of its own."""
+    """Return how often a row is in a pass: once for each beam; twice with guidance, which has a cache of its own."""
     return generation.num_beams * (1 if generation.guidance_scale is None else 2)
 
 

@@ -38,7 +38,7 @@ MOMENTS: Mapping[Phase, tuple[Moment, ...]] = {
 }
 
 
-# Of models/chunked_loss.py, which imports torch; a test compares them.
+# As in models/chunked_loss.py, which imports torch; a test compares them.
 _CHUNK_BYTES, _FEWEST_ROWS, _TRAINED_HEAD_FACTOR = 128 << 20, 256, 4
 
 
@@ -47,7 +47,7 @@ _FP32_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line of the napkin: a name, the sum with its numbers, the bytes, and when they are there."""
+    """Hold one line of the closed form: a name, the sum with its numbers, the bytes, and when they are there."""
 
     name: str
     category: Category
@@ -58,7 +58,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Napkin:
-    """The worked lines and what they come to at each moment."""
+    """Hold the worked lines, and their total at each moment."""
 
     lines: tuple[Line, ...]
     notes: tuple[str, ...]
@@ -70,11 +70,11 @@ class Napkin:
 
     @property
     def total_bytes(self) -> int:
-        """At the largest moment."""
+        """Return the bytes at the largest moment."""
         return self.moments[self.peak]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; the names are those of the attributes."""
+        """Return all for JSON; the names are those of the attributes."""
         lines = [
             {"name": line.name, "category": line.category, "formula": line.formula, "num_bytes": line.num_bytes}
             | {"moments": list(line.moments)}
@@ -115,10 +115,10 @@ def _weights(architecture: Architecture, settings: Settings) -> list[Line]:
     if weights.bits is not None:
         plain -= linear
         lines.append(_quantised(architecture, weights, linear, settings))
-    told = " + ".join(f"{name} {count:,}" for name, count in parts.items() if count)
+    counts = " + ".join(f"{name} {count:,}" for name, count in parts.items() if count)
     formula = f"{plain:,} parameters × {weights.element_bytes} B"
     if weights.bits is None:
-        formula += f" ({told}{'; the head is the embedding' if architecture.tied else ''})"
+        formula += f" ({counts}{'; the head is the embedding' if architecture.tied else ''})"
     num_bytes = plain * weights.element_bytes
     if weights.linear_bytes != weights.element_bytes:
         of_linear = 0 if architecture.tied else architecture.vocabulary * architecture.hidden
@@ -134,7 +134,7 @@ def _weights(architecture: Architecture, settings: Settings) -> list[Line]:
 
 
 def _quantised(architecture: Architecture, weights: Weights, elements: int, settings: Settings) -> Line:
-    """As bitsandbytes stores them: in 4 bits a scale for 64 values, quantised in turn or not; in 8 bits one a row."""
+    """Count as bitsandbytes stores: in 4 bits a scale for 64 values, itself quantised or not; in 8 bits one a row."""
     if weights.bits == 8:
         rows = sum(each.outputs for each in architecture.linears if each.part != "experts") * architecture.layers
         num_bytes, formula = elements + _FP32_BYTES * rows, f"{elements:,} × 1 B + {rows:,} scales × 4 B"
@@ -178,7 +178,7 @@ def _gradients(tensors: list[Trained], element_bytes: int, settings: Settings) -
 
 
 def _casts(architecture: Architecture, settings: Settings) -> list[Line]:
-    """Autocast's 16-bit copies of fp32 weights that train, which the backward pass needs again."""
+    """Count autocast's 16-bit copies of fp32 weights that train, which the backward pass needs again."""
     arithmetic = settings.arithmetic
     if not arithmetic.autocast or settings.lora is not None:
         return []
@@ -224,7 +224,7 @@ def _one_layer(architecture: Architecture, settings: Settings, at: tuple[Moment,
 
 
 def _layer(architecture: Architecture, settings: Settings) -> tuple[int, str]:
-    """Bytes a token that one layer keeps, and how they come about."""
+    """Return the bytes a token that one layer keeps, and the formula."""
     parts: list[PartOfLayer] = kept_in_a_layer(
         architecture,
         settings.arithmetic,
@@ -232,12 +232,12 @@ def _layer(architecture: Architecture, settings: Settings) -> tuple[int, str]:
         attention=settings.attention,
         sequence_length=settings.sequence_length,
     )
-    told = "; ".join(f"{part.name} {part.formula}" for part in parts if part.bytes_per_token)
-    return sum(part.bytes_per_token for part in parts), told
+    formula = "; ".join(f"{part.name} {part.formula}" for part in parts if part.bytes_per_token)
+    return sum(part.bytes_per_token for part in parts), formula
 
 
 def _trained_logits(architecture: Architecture, settings: Settings) -> Line:
-    """Whole: log-probabilities, their gradient and the logits' gradient, all fp32, when the backward pass begins."""
+    """Count log-probabilities, their gradient and the logits' gradient, all fp32, when the backward pass begins."""
     tokens, words = settings.batch_size * settings.sequence_length, architecture.vocabulary
     if settings.chunked_loss:
         return _chunk_of_logits(architecture, settings, tokens)
@@ -251,7 +251,7 @@ def _trained_logits(architecture: Architecture, settings: Settings) -> Line:
 
 
 def _chunk_of_logits(architecture: Architecture, settings: Settings, tokens: int) -> Line:
-    """A chunk in fp32 and in the head's data type; hidden states and their gradient; that of a head that trains."""
+    """Count a chunk in fp32 and the head's dtype, hidden states and gradients, and a trained head's gradient."""
     words, width, each = architecture.vocabulary, architecture.hidden, settings.arithmetic.compute_bytes
     head_trains = settings.lora is None
     factor = _TRAINED_HEAD_FACTOR if head_trains else 1
@@ -304,7 +304,7 @@ def _generating(architecture: Architecture, settings: Settings) -> list[Line]:
 def _shared(
     name: str, category: Category, formula: str, num_bytes: int, at: tuple[Moment, ...], settings: Settings
 ) -> Line:
-    """A line of what is sharded over all processes."""
+    """Make a line of what is sharded over all processes."""
     if settings.world_size > 1:
         formula += f" / {settings.world_size} processes"
         num_bytes = -(-num_bytes // settings.world_size)
@@ -325,7 +325,7 @@ _AUTOCAST = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """How the base model's weights lie in memory."""
+    """Say how the base model's weights lie in memory."""
 
     element_bytes: int  # of weights that are not quantised
     linear_bytes: int  # of those of them that are frozen in linear layers: autocast's dtype, in which they are held
@@ -335,7 +335,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All that the rules depend on, beside the architecture."""
+    """Hold all that the rules depend on, beside the architecture."""
 
     phase: Phase
     batch_size: int
@@ -362,7 +362,7 @@ def settings_of(
     world_size: int = 1,
     chunked_loss: bool = False,
 ) -> Settings:
-    """The settings of a resolved configuration. base_config: the base model's config.json."""
+    """Read the settings of a resolved configuration. base_config: the base model's config.json."""
     trainer = config.trainer if isinstance(config.trainer, FinetuneTrainer) and phase == "train" else None
     is_frozen = trainer is None or config.adapter is not None
     arithmetic, element_bytes = _data_types(config, base_config, is_frozen=is_frozen)
@@ -392,7 +392,7 @@ def settings_of(
 
 
 def stored_bytes(base_config: Mapping[str, Any]) -> int:
-    """Bytes of a weight as it lies in the model's folder; 4 where config.json does not say."""
+    """Return the bytes of a weight as it lies in the model's folder; 4 where config.json does not say."""
     return _BYTES.get(_stored(base_config), 4)
 
 
@@ -406,7 +406,7 @@ def _stored(base_config: Mapping[str, Any]) -> str:
 
 
 def _data_types(config: Config, base_config: Mapping[str, Any], *, is_frozen: bool) -> tuple[Arithmetic, int]:
-    """As in models/device.py: mixed precision keeps trained weights in fp32, frozen ones as they are stored.
+    """Decide as models/device.py does: mixed precision keeps trained weights in fp32, frozen ones as they are stored.
 
     What layers write in autocast's dtype is added to the embeddings' stored one: two dtypes of 16 bits make fp32.
     """
@@ -428,7 +428,7 @@ def _lora(adapter: LoraConfig) -> Lora:
 
 
 def optimizer_of(trainer: FinetuneTrainer) -> Optimizer:
-    """The update rule that a configuration asks for."""
+    """Return the update rule that a configuration asks for."""
     keys = trainer.optimizer.model_dump()
     return Optimizer(
         type=keys["type"],

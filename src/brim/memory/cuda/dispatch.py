@@ -66,7 +66,7 @@ def transformers_on_cuda(
     """Trace the model within this context.
 
     flash_attention: run attention with this package, whatever the model was built with.
-    packed: each row holds several texts, told apart by their positions; only FlashAttention can do that.
+    packed: each row holds several texts, distinguished by their positions; only FlashAttention can do that.
     """
     from transformers import modeling_flash_attention_utils as flash
     from transformers.integrations import moe

@@ -41,7 +41,7 @@ def foreach_as_on_cuda() -> Iterator[None]:
     """Clip and update within this context: PyTorch treats lists of fake CPU tensors as it would lists of CUDA's.
 
     An optimizer reads its step count, which a fake tensor does not hold; it reads 1 here, since no shape depends on
-    it. `torch.optim` keeps each parameter's step count on the CPU, so that its storages are no events of the GPU.
+    it. `torch.optim` keeps each parameter's step count on the CPU, so that its storages are not events of the GPU.
     """
     devices = [*_foreach_utils._get_foreach_kernels_supported_devices(), "cpu"]
     with ExitStack() as stack:

@@ -46,10 +46,10 @@ _COMPUTES = frozenset({"forward", _BACKWARD, "evaluate", "prefill", "decode"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """How a run is cut over its ranks. Units are the decoder layers, and the root with all that lies outside them."""
+    """Say how a run is sharded. Units are the decoder layers, and the root with all that lies outside them."""
 
     world_size: int
-    kind: Kind = "fsdp2"  # whole: nothing is cut, which leaves only what goes to the CPU
+    kind: Kind = "fsdp2"  # whole: nothing is sharded, which leaves only what goes to the CPU
     reshard_after_forward: bool = True  # of the layers; the root stays whole until its backward pass is over
     prefetch: bool = True  # the next unit is gathered while this one's gradients are computed
     offload: Offload = "none"  # to the CPU: the optimizer's state and its step; weights: these and the gradients, too
@@ -59,7 +59,7 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class ShardedStream:
-    """The stream of one rank."""
+    """Hold the stream of one rank."""
 
     stream: EventStream
     cuda_streams: tuple[int, ...]  # of each storage: each CUDA stream has blocks of its own in the caching allocator
@@ -67,10 +67,10 @@ class ShardedStream:
 
 
 def shard(stream: EventStream, weights: Sequence[Weight], sharding: Sharding) -> ShardedStream:
-    """The stream of rank 0.
+    """Return the stream of rank 0.
 
-    weights: the parameters that are cut. Others, and what is no parameter (buffers, the scales of quantised weights),
-    are whole on each rank, as are gradients in units of which nothing that is trained is cut.
+    weights: the parameters that are sharded. Others, and what is not a parameter (buffers, the scales of quantised
+    weights), are whole on each rank, as are gradients in units without a sharded parameter that is trained.
     """
     tape = Tape()
     if sharding.kind == "whole" and sharding.offload == "none":
@@ -89,7 +89,7 @@ def shard(stream: EventStream, weights: Sequence[Weight], sharding: Sharding) ->
 
 
 class _Walk:
-    """Repeats the recorded events one by one and says when units are gathered, freed and reduced."""
+    """Repeat the recorded events one by one, and decide when units are gathered, freed and reduced."""
 
     def __init__(self, stream: EventStream, weights: Sequence[Weight], sharding: Sharding, tape: Tape) -> None:
         self._stream, self._sharding, self._tape = stream, sharding, tape
@@ -128,7 +128,7 @@ class _Walk:
         self._stale: list[int] = []  # sharded gradients that FSDP1 drops when the next forward pass begins
 
     def mark(self, label: str) -> None:
-        """A mark ends the pass before it."""
+        """End the pass before the mark."""
         self.leave_phase()
         self._tape.stream.mark(label)
 
@@ -167,7 +167,7 @@ class _Walk:
             self._prefetch_before(len(self._order))
 
     def leave_phase(self) -> None:
-        """The pass is over, or the stream."""
+        """End the pass, or the stream."""
         self._leave_layer()
         self._tape.stand_at(self._phase, None)
         if self._phase == _BACKWARD:
@@ -205,7 +205,7 @@ class _Walk:
             self._whole.prefetch(self._order[position - 1])
 
     def _reduce(self, layer: int | None) -> None:
-        """Sharded gradients are added to those that are there from an earlier micro-batch."""
+        """Reduce a unit's gradients; they are added to those that are there from an earlier micro-batch."""
         shards = self._whole.reduce(layer, self._gradients.pop(layer, []))
         if layer in self._shards:
             self._tape.free(shards, "accumulate")
@@ -242,7 +242,7 @@ class _Walk:
             self._tape.stream.death(number, place)
 
     def _drop_gradient(self, storage: int, place: Place) -> None:
-        """With the last gradient of a unit its shards go, which are one storage.
+        """Drop a gradient; with the last of a unit go its shards, which are one storage.
 
         FSDP1's flat gradient outlives `zero_grad`, which sees the original parameters' views only.
         """
@@ -259,7 +259,7 @@ class _Walk:
 
 
 def late_prefetches(stream: EventStream, layers: list[int | None], weights: Sequence[Weight]) -> dict[int, int]:
-    """Layers with adapters, by the event before which their forerunner is gathered. layers: of each event."""
+    """Return layers with adapters, by the event before which the layer ahead is gathered. layers: of each event."""
     modules = _first_adapters(stream, weights)
     found: dict[int, int] = {}
     layer: int | None = None
@@ -281,7 +281,7 @@ def late_prefetches(stream: EventStream, layers: list[int | None], weights: Sequ
 
 
 def _first_adapters(stream: EventStream, weights: Sequence[Weight]) -> dict[int | None, str]:
-    """The module of the first parameter that is trained, in each layer that has frozen ones, too."""
+    """Return the module of the first parameter that is trained, in each layer that has frozen ones, too."""
     frozen = {weight.layer for weight in weights if not weight.trainable}
     firsts: dict[int | None, int] = {}
     for weight in weights:

@@ -1,4 +1,4 @@
-"""Shard parameters as FSDP1 and FSDP2 do, and write what they allocate and free around each unit.
+"""Write what FSDP1 and FSDP2 allocate and free around each unit, whose parameters they shard.
 
 A unit is a decoder layer, or the root, which holds the rest. FSDP2 (`torch.distributed.fsdp.fully_shard`) splits each
 parameter along its first dimension; FSDP1 (`FullyShardedDataParallel`) writes the parameters of a unit into one flat
@@ -30,7 +30,7 @@ from brim.memory.trace import Category, EventStream, Place, Weight
 
 
 def storages_kept_by_hooks(stream: EventStream, layers: list[int | None], frozen: Set[int | None]) -> frozenset[int]:
-    """Storages that outlive their recorded death. layers: of each event; frozen: layers with frozen parameters."""
+    """Return storages that outlive their recorded death. layers: of each event; frozen: layers with frozen weights."""
     born: dict[int, tuple[str, int | None]] = {}
     kept = set()
     for storage, place, layer in zip(stream.storages, stream.places, layers, strict=True):
@@ -47,7 +47,7 @@ def storages_kept_by_hooks(stream: EventStream, layers: list[int | None], frozen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """What is cut, and over how many ranks."""
+    """Say what is sharded, and over how many ranks."""
 
     units: Mapping[int | None, Sequence[Weight]]
     world_size: int
@@ -56,9 +56,9 @@ class Cut:
 
 
 class FlatShards:
-    """Parameters that are written into flat ones, which are cut; gathered straight into place.
+    """Write parameters into flat ones, which are sharded, and gathered straight into place.
 
-    Those of no unit are whole on each rank, and their gradients stay as they were computed.
+    Parameters of no unit are whole on each rank, and their gradients stay as they were computed.
     """
 
     def __init__(self, tape: Tape, cut: Cut) -> None:
@@ -70,7 +70,7 @@ class FlatShards:
         self._offloaded: list[int] = []  # sharded gradients, copied to the CPU and kept until the pass is over
 
     def shard(self, weight: Weight) -> int:
-        """Return the bytes that the rank keeps of a parameter: those of its flat one where it is the first in it."""
+        """Return the bytes that the rank keeps: those of the flat parameter for the first in it, 0 for the others."""
         if weight.layer not in self._units:
             return weight.elements * weight.element_bytes
         flat = self._flat.get(weight.storage)
@@ -95,7 +95,7 @@ class FlatShards:
         self._tape.free(self._whole.pop(layer, ()), "reshard")
 
     def reduce(self, layer: int | None, gradients: Sequence[int]) -> list[int]:
-        """Drop the whole parameters, cut their gradients; the storages that hold the sharded ones."""
+        """Drop the whole parameters and shard their gradients. Returns the storages of the shards."""
         if layer not in self._units:
             return list(gradients)
         trained = [flat for flat in self._units[layer] if flat.trainable] if gradients else []
@@ -114,19 +114,19 @@ class FlatShards:
         return shards
 
     def end_forward(self) -> None:
-        """The root's forward is over."""
+        """End the root's forward pass."""
 
     def end_backward(self) -> None:
-        """The backward pass is over."""
+        """End the backward pass."""
         self._tape.free(self._offloaded, "end_backward")
         self._offloaded = []
 
     def _bytes(self, flat: FlatParameter, shards: int) -> int:
-        """Bytes of some shards as they are gathered and reduced."""
+        """Return the bytes of some shards as they are gathered and reduced."""
         return shards * flat.shard_elements(self._world_size) * self._precision.gathered(flat.weights[0])
 
     def _all_gather(self, flat: FlatParameter) -> int:
-        """From a copy of the shard where it is on the CPU or wider than what is gathered."""
+        """Gather; from a copy of the shard where it is on the CPU or wider than what is gathered."""
         first = flat.weights[0]
         is_copied = self._offload or self._precision.in_shards(first) != self._precision.gathered(first)
         copy = []
@@ -150,7 +150,7 @@ class FlatShards:
 
 
 class FullyShard:
-    """Parameters that are cut one by one, gathered through one buffer a unit."""
+    """Split parameters one by one, and gather them through one buffer a unit."""
 
     def __init__(self, tape: Tape, cut: Cut) -> None:
         self._tape, self._units, self._world_size = tape, cut.units, cut.world_size
@@ -161,7 +161,7 @@ class FullyShard:
         self._reduced: list[int] = []  # the input of the last reduction, kept until the next one
 
     def shard(self, weight: Weight) -> int:
-        """Bytes that the rank keeps of a parameter."""
+        """Return the bytes that the rank keeps of a parameter."""
         return shard_elements(weight.shape, self._world_size) * self._precision.in_shards(weight)
 
     def gather(self, layer: int | None, *, backward: bool) -> None:
@@ -194,7 +194,7 @@ class FullyShard:
         self._tape.free(self._whole.pop(layer, ()), "reshard")
 
     def reduce(self, layer: int | None, gradients: Sequence[int]) -> list[int]:
-        """Drop the whole parameters, cut their gradients; the storages that hold the sharded ones."""
+        """Drop the whole parameters and shard their gradients. Returns the storages of the shards."""
         self.reshard(layer)
         self._tape.free(self._reduced, "reduce_scatter")
         self._reduced = []
@@ -217,11 +217,11 @@ class FullyShard:
         return shards
 
     def end_forward(self) -> None:
-        """The root's forward is over."""
+        """End the root's forward pass."""
         self._free_last_buffer()
 
     def end_backward(self) -> None:
-        """The backward pass is over."""
+        """End the backward pass."""
         self._tape.free(self._reduced, "end_backward")
         self._tape.free(self._buffers.values(), "end_backward")
         self._reduced, self._buffers = [], {}
@@ -231,7 +231,7 @@ class FullyShard:
         return padded * self._precision.gathered(weight)
 
     def _copies(self, layer: int | None) -> list[int]:
-        """Shards brought from the CPU, or cast, for as long as they are written into the buffer."""
+        """Allocate shards that are brought from the CPU, or cast, for as long as they are written into the buffer."""
         weights = self._units[layer]
         if self._offload:
             return [
@@ -255,12 +255,12 @@ _SCALED_BLOCK = 256  # elements that share a 4-byte scale in bitsandbytes' 8-bit
 
 
 def sharded_sizes(weights: Iterable[Weight], *, world_size: int, precision: Precision, by_rows: bool) -> dict[int, int]:
-    """Bytes of a tensor of each trainable parameter's shape -> bytes of one of its shard's.
+    """Map bytes of a tensor of each trainable parameter's shape to bytes of one of its shard's shape.
 
     The optimizer computes element by element, so that what it allocates has the shape of a parameter, or of its
-    blocks' scales; anything of another size (a step's count, a norm) is not cut. Where two parameters of one size have
-    shards of different size the larger one counts. by_rows: FSDP2's cut along the first dimension; FSDP1 cuts a flat
-    parameter anywhere, so that on average each rank has an equal part of each of its parameters.
+    blocks' scales; anything of another size (a step's count, a norm) is not sharded. Where two parameters of one size
+    have shards of different size the larger one counts. by_rows: FSDP2 splits along the first dimension; FSDP1 splits a
+    flat parameter anywhere, so that on average each rank has an equal part of each of its parameters.
     """
     sizes: dict[int, int] = {}
     for weight in weights:
@@ -282,10 +282,10 @@ _ADD_IN_PLACE = "aten::add_"
 
 
 def layer_of_events(stream: EventStream) -> list[int | None]:
-    """One value an event; None outside the layers.
+    """Return the layer of each event; None outside the layers.
 
-    What happens outside any module between a layer and its neighbour in the same pass, or amid one layer, is that
-    layer's: a unit is not left for it.
+    What happens outside any module between a layer and its neighbour in the same pass, or amid one layer, belongs to
+    that layer: a unit is not left for it.
     """
     marked = [position for position, _ in stream.marks]
     layers = [place.layer for place in stream.places]
@@ -305,7 +305,7 @@ def layer_of_events(stream: EventStream) -> list[int | None]:
 
 
 def gradients_added(stream: EventStream, layers: list[int | None], weights: Sequence[Weight]) -> frozenset[int]:
-    """Gradients of a later micro-batch, which a recording shows as storages that die when they are added in place.
+    """Return gradients of a later micro-batch: in a recording, storages that die when they are added in place.
 
     Sharded, they live as long as the first ones: until their unit has been reduced. layers: of each event.
     """
@@ -339,7 +339,7 @@ COMPUTE, GATHER, REDUCE, COPY = 0, 1, 2, 3  # CUDA streams: each has blocks of i
 
 
 class Tape:
-    """An event stream that grows, with the CUDA stream on which each storage is allocated."""
+    """Write an event stream, with the CUDA stream on which each storage is allocated."""
 
     def __init__(self) -> None:
         self.stream = EventStream()
@@ -348,21 +348,21 @@ class Tape:
         self._layer: int | None = None
 
     def stand_at(self, phase: str, layer: int | None) -> None:
-        """Where the next events of sharding happen."""
+        """Set where the next events of sharding happen."""
         self._phase, self._layer = phase, layer
 
     def allocate(self, num_bytes: int, category: Category, operator: str, *, cuda_stream: int = COMPUTE) -> int:
-        """The birth of a storage that sharding adds; its number."""
+        """Append the birth of a storage that sharding adds, and return its number."""
         self.cuda_streams.append(cuda_stream)
         return self.stream.birth(num_bytes, category, self._place(operator))
 
     def repeat(self, num_bytes: int, category: Category, place: Place) -> int:
-        """The birth of a storage that was recorded; its number."""
+        """Append the birth of a storage that was recorded, and return its number."""
         self.cuda_streams.append(COMPUTE)
         return self.stream.birth(num_bytes, category, place)
 
     def free(self, storages: Iterable[int], operator: str) -> None:
-        """The deaths of storages."""
+        """Append the deaths of storages."""
         place = self._place(operator)
         for storage in storages:
             self.stream.death(storage, place)
@@ -376,37 +376,37 @@ _ALIGNMENT_BYTES = 16  # of each parameter in a flat one that keeps its original
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """Bytes of an element where FSDP's mixed precision changes them; None: those of the parameter."""
+    """Hold the bytes of an element where FSDP's mixed precision changes them; None: those of the parameter."""
 
     shard_bytes: int | None = None  # of trainable parameters, which accelerate keeps in fp32 under mixed precision
     gathered_bytes: int | None = None  # of parameters wider than this, and of the gradients that are reduced
 
     def in_shards(self, weight: Weight) -> int:
-        """Bytes of an element of the sharded parameter and its gradient."""
+        """Return the bytes of an element of the sharded parameter and its gradient."""
         if weight.trainable and self.shard_bytes is not None:
             return max(self.shard_bytes, weight.element_bytes)
         return weight.element_bytes
 
     def gathered(self, weight: Weight) -> int:
-        """Bytes of an element of the whole parameter, and of the gradient that is reduced."""
+        """Return the bytes of an element of the whole parameter, and of the gradient that is reduced."""
         stored = self.in_shards(weight)
         return stored if self.gathered_bytes is None else min(stored, self.gathered_bytes)
 
 
 def shard_elements(shape: Sequence[int], world_size: int) -> int:
-    """Elements of one padded shard along the first dimension."""
+    """Return the elements of one padded shard along the first dimension."""
     rows = shape[0] if shape else 1
     return -(-rows // world_size) * math.prod(shape[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatParameter:
-    """Parameters of equal storage that FSDP1 writes one after the other."""
+    """Hold parameters of equal storage that FSDP1 writes one after the other."""
 
     weights: tuple[Weight, ...]
 
     def shard_elements(self, world_size: int) -> int:
-        """Elements of one shard: each parameter begins at 16 bytes, the end is padded to the ranks."""
+        """Return the elements of one shard: each parameter begins at 16 bytes, the end is padded to the ranks."""
         elements = 0
         for weight in self.weights:
             step = max(1, _ALIGNMENT_BYTES // weight.element_bytes)
@@ -420,7 +420,7 @@ class FlatParameter:
 
 
 def flat_parameters(weights: Iterable[Weight]) -> list[FlatParameter]:
-    """FSDP1's flat parameters of one unit and the units within it.
+    """Return FSDP1's flat parameters of one unit and the units within it.
 
     Where only some parameters are trained (adapters), PEFT's wrapping policy makes each of those a unit of its own.
     """
@@ -433,7 +433,7 @@ def flat_parameters(weights: Iterable[Weight]) -> list[FlatParameter]:
 
 
 def units(weights: Iterable[Weight]) -> dict[int | None, tuple[Weight, ...]]:
-    """The parameters of each decoder layer, and under None those of the root: what lies outside the layers."""
+    """Return the parameters of each decoder layer, and under None those of the root: what lies outside the layers."""
     found: dict[int | None, list[Weight]] = {}
     for weight in weights:
         found.setdefault(weight.layer, []).append(weight)

@@ -200,7 +200,7 @@ class OperatorWork:
 Rule: TypeAlias = Callable[[Arguments, Options, Any], OperatorWork]
 
 
-# These compute nothing, though by their schema they are no views.
+# These compute nothing, though by their schema they are not views.
 _FREE = frozenset(
     f"aten::{name}"
     for name in (

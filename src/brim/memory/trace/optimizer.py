@@ -117,7 +117,7 @@ class _LineageRecorder(Recorder):  # type: ignore[no-untyped-call]
         self._layers[number] = layer
 
     def layer_of(self, value: Any) -> int | None:
-        """Return the layer of a tensor; None where it belongs to none, or is no tensor."""
+        """Return the layer of a tensor; None where it belongs to none, or is not a tensor."""
         number = self.number_of(value) if isinstance(value, torch.Tensor) else None
         return None if number is None else self._layers.get(number)
 

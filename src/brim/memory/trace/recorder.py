@@ -170,7 +170,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.stream.categories[number] = category
 
     def close(self) -> EventStream:
-        """Return the stream, to which nothing is added any more."""
+        """End the recording, and return the stream."""
         self._closed = True
         return self.stream
 
@@ -222,7 +222,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def note(self, operator: str, work: OperatorWork, *, about: Tensor) -> None:
-        """Enter a kernel that is no operator of the trace."""
+        """Enter a kernel that is not an operator of the trace."""
         if not self._silent:
             self._enter_work(operator, work)
 
@@ -323,7 +323,7 @@ def note_kernel(
     dtype: torch.dtype | None = None,
     num_bytes: int | None = None,
 ) -> None:
-    """Tell the recorder, if any, of a kernel that a stand-in replaces, and that is no operator itself.
+    """Report to the recorder, if any, a kernel that a stand-in replaces, and that is not an operator itself.
 
     tensors: those that the kernel reads and writes. num_bytes: given where it touches less or more than all of them.
     dtype: of the arithmetic; that of the first tensor if not given.
