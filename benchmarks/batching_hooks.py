@@ -45,7 +45,7 @@ class AddressSpace:
 @contextmanager
 def noting_address_space() -> Iterator[AddressSpace]:
     """Within it, the size of the process is noted when a run's budget is worked out."""
-    from brim.memory import budget_of
+    from brim.memory.devices import budget_of
 
     noted = AddressSpace()
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from benchmarks.batching_subject import CONTEXT_TOKENS, Subject
 from benchmarks.subject import SEED
 from brim.data.tokens import TokenRows
-from brim.data.tokens.rows import SCHEMA
 from brim.planning import TrainingPlan
 
 NUM_ROWS = 1_000_000
@@ -57,7 +56,7 @@ def rows_of_lengths(lengths: NDArray[np.int64]) -> TokenRows:
         pa.ListArray.from_arrays(offsets, pa.array(np.zeros(num_tokens, dtype=np.int32))),
         pa.ListArray.from_arrays(offsets, pa.array(np.ones(num_tokens, dtype=np.bool_))),
     ]
-    return TokenRows(pa.Table.from_arrays(columns, schema=SCHEMA))
+    return TokenRows(pa.Table.from_arrays(columns, names=["key", "input_ids", "supervised"]))
 
 
 def plan_times(subject: Subject, *, num_rows: int = NUM_ROWS, rounds: int = 3) -> list[PlanTime]:
@@ -89,7 +88,8 @@ def _plan_time(subject: Subject, rows: TokenRows, size: int, rounds: int) -> Pla
 def _timed(subject: Subject, rows: TokenRows, size: int) -> tuple[float, TrainingPlan]:
     from brim.batching import BatchSchedule
     from brim.config import load_config
-    from brim.memory import device_at_hand, read_architecture
+    from brim.memory.devices import device_at_hand
+    from brim.models import read_architecture
     from brim.planning import PlanRequest, plan_run
     from brim.session import open_session
     from brim.train import RunLength

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from benchmarks.report import print_table, write_report
-from brim.models import chunk_rows
-from brim.models.chunked_loss import chunked_loss_sum
+from brim.models.loss import chunk_rows
+from brim.models.loss.chunked import chunked_loss_sum
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

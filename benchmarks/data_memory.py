@@ -124,7 +124,7 @@ def _prepare(verb: str, path: Path, num_rows: int, spill_bytes: int | None) -> N
     from brim.data import check_data, prepare, prompts_of
     from brim.data.read import read, spill
     from brim.data.tokens import load_encoder
-    from brim.models import locate
+    from brim.models.folders import locate
 
     if spill_bytes is not None:
         spill.SPILL_BYTES = spill_bytes

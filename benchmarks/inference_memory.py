@@ -27,7 +27,7 @@ from benchmarks.memory_cpu import MODEL
 from benchmarks.report import print_table, write_report
 from brim.config import load_config
 from brim.memory import predict_memory
-from brim.models import locate
+from brim.models.folders import locate
 from brim.workflows.measure.messages import Request
 from brim.workflows.measure.run import RETURNED_AT_ONCE, measured_alone
 

@@ -23,7 +23,7 @@ import torch
 from benchmarks.memory_foretold import train_peaks
 from benchmarks.report import print_table, write_report
 from brim.config import load_config
-from brim.models import ModelFolder, locate
+from brim.models.folders import ModelFolder, locate
 from brim.workflows.measure.messages import Request
 from brim.workflows.measure.run import RETURNED_AT_ONCE, measured_alone
 

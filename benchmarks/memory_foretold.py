@@ -16,13 +16,15 @@ import brim
 from benchmarks.memory_cases import Case
 from brim.config import DeviceFacts, load_config, resolve
 from brim.config.schema import Config
-from brim.memory import ConfigWorkload, read_architecture
+from brim.memory import ConfigWorkload
 from brim.memory.allocator import AllocatorSettings, CachingAllocator, replay
 from brim.memory.cuda import CudaTarget
-from brim.memory.device import cublas_workspace_bytes
-from brim.memory.trace import EventStream, Phase, compose_parts, record, with_workspaces
+from brim.memory.devices.device import cublas_workspace_bytes
+from brim.memory.events import EventStream, Phase
+from brim.memory.trace import compose_parts, record, with_workspaces
 from brim.memory.traces import training_stream
-from brim.models import locate
+from brim.models import read_architecture
+from brim.models.folders import locate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

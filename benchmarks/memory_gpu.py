@@ -35,8 +35,8 @@ from benchmarks.memory_cases import Case, architecture_of, grid, small
 from benchmarks.memory_comparison import compared, show
 from benchmarks.report import RESULTS, write_report
 from brim.config import load_config
-from brim.models import ModelFolder
-from brim.models.folder import context_length
+from brim.models.folders import ModelFolder
+from brim.models.folders.model import context_length
 from brim.workflows.measure.messages import Request, as_json
 from brim.workflows.measure.work import write_random_weights
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from brim.errors import BrimError
-from brim.memory.trace import EventStream, Place
+from brim.memory.events import EventStream, Place
 from brim.workflows.measure.messages import Request, of_json
 from brim.workflows.measure.record import Meter, Recorder, allocator_record, meter_of
 from brim.workflows.measure.work import run_on, tiny

@@ -31,7 +31,8 @@ from brim.config import load_config
 from brim.data import prepare
 from brim.data.read import read
 from brim.data.tokens import TokenRow, collate
-from brim.models import LLM, load_llm, next_token_loss
+from brim.models import LLM, load_llm
+from brim.models.loss import next_token_loss
 from brim.session import open_session
 from brim.train.gradient import GradientNorms
 

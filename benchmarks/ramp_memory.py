@@ -30,8 +30,8 @@ from benchmarks.report import print_table, write_report
 from benchmarks.subject import Shape, configuration, lora, make_base, make_rows
 from brim.batching import free_caches
 from brim.batching.prober import ResidentPeak
-from brim.memory import PACKING_BYTES
-from brim.memory.budget import resident_bytes
+from brim.memory.devices import PACKING_BYTES
+from brim.memory.devices.budget import resident_bytes
 from brim.train import Record
 from brim.units import format_bytes
 from brim.workflows.measure.run import RETURNED_AT_ONCE

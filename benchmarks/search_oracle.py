@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from benchmarks.search_subject import Subject
 from brim.batching import Surface
-from brim.memory import ConfigWorkload, cpu_device, read_architecture
-from brim.memory.trace import EventStream
+from brim.memory import ConfigWorkload
+from brim.memory.devices import cpu_device
+from brim.memory.events import EventStream
+from brim.models import read_architecture
 from brim.planning.costs import Traces, TrainingSteps
 from brim.planning.costs.sampling import Region, sampled
 

@@ -20,7 +20,9 @@ from torch.optim import Optimizer
 from brim.config import DeviceFacts, load_config, resolve
 from brim.config.schema import Config, FinetuneTrainer
 from brim.memory.workload import full_batch
-from brim.models import ModelFolder, load_llm, locate, next_token_loss
+from brim.models import load_llm
+from brim.models.folders import ModelFolder, locate
+from brim.models.loss import next_token_loss
 from brim.train import build_optimizer, clip_gradients
 
 MIB = 2**20

@@ -26,9 +26,9 @@ from benchmarks.memory_public import losses
 from benchmarks.memory_public.rows import DATA, Cells, architecture_of, read_table
 from brim import InputError
 from brim.config.schema import QuantizationConfig
-from brim.memory import Device, find_device
 from brim.memory.bitsandbytes import quantize_stand_in
 from brim.memory.cuda import CudaTarget, as_on_cuda, foreach_as_on_cuda
+from brim.memory.devices import Device, find_device
 from brim.memory.fsdp import Sharding
 from brim.memory.trace import Training, Workload
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from benchmarks.memory_public.answer import AnswerRow, answer_workload, sharding_of_answer
 from benchmarks.memory_public.answer_reserved import with_late_reuse, with_output_kept, with_wrapping
 from brim.memory.allocator import CachingAllocator, replay
-from brim.memory.device import budget_bytes
 from brim.memory.fsdp import shard
 from brim.memory.trace import compose_training, record, record_optimizer, with_workspaces
 
@@ -33,6 +32,6 @@ def predict_answer(row: AnswerRow) -> AnswerPrediction:
     rank = shard(with_output_kept(stream, logits_bytes), recording.weights, sharding)
     allocated = replay(rank.stream, CachingAllocator(), cuda_streams=rank.cuda_streams).allocated_bytes.max()
     waiting = with_late_reuse(with_wrapping(rank, recording.weights, world_size=sharding.world_size))
-    card = CachingAllocator(capacity_bytes=budget_bytes(row.device))
+    card = CachingAllocator(capacity_bytes=row.device.budget_bytes)
     reserved = replay(waiting.stream, card, cuda_streams=waiting.cuda_streams).reserved_bytes.max()
     return AnswerPrediction(allocated_bytes=int(allocated), reserved_bytes=int(reserved))

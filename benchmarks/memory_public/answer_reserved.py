@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from brim.memory.events import EventStream, Place, Weight
 from brim.memory.fsdp import ShardedStream
 from brim.memory.fsdp.units import GATHER, FlatParameter, flat_parameters, units
-from brim.memory.trace import EventStream, Place, Weight
 
 _LOAD = Place("load")
 _BUCKET_BYTES = 250 * 2**20  # PARAM_BROADCAST_BUCKET_SIZE, torch/distributed/fsdp/_init_utils.py

@@ -7,10 +7,10 @@ from benchmarks.memory_public.rows import Row
 from benchmarks.memory_public.workloads import MeasuredRun
 from brim.memory import MemoryPrediction
 from brim.memory.allocator import AllocatorSettings
-from brim.memory.device import one_of_several
+from brim.memory.events import EventStream, Place
 from brim.memory.fsdp import shard
 from brim.memory.prediction import Setting, predict
-from brim.memory.trace import EventStream, Place, Recording, compose_training, record, record_optimizer, with_workspaces
+from brim.memory.trace import Recording, compose_training, record, record_optimizer, with_workspaces
 
 STEPS = 2  # the first bears the optimizer's state, those after it are alike
 
@@ -27,7 +27,7 @@ def predict_row(row: Row) -> MemoryPrediction:
         batch_size=row.batch_size,
         sequence_length=row.sequence_length,
         world_size=row.gpus,
-        device=one_of_several(row.device, row.gpus),
+        device=row.device.among(row.gpus),
         has_limit=True,
         allocator=AllocatorSettings(),
         choices=(),

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.memory_public.rows import Row
+from brim.memory.events import EventStream, Weight
 from brim.memory.fsdp import Sharding
 from brim.memory.fsdp.units import Precision
-from brim.memory.trace import EventStream, Weight
 
 _FP32_BYTES, _HALF_BYTES = 4, 2
 

@@ -17,7 +17,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from brim import InputError
 from brim.errors import Problem, problems_of
-from brim.memory import Device, find_device
+from brim.memory.devices import Device, find_device
 
 DATA = Path(__file__).parent.parent / "data" / "memory"
 _MOST_PROBLEMS = 10  # that are told at once

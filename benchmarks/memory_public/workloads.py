@@ -30,16 +30,11 @@ from benchmarks.memory_public.fused_lora import dequantize_4bit, fuse
 from benchmarks.memory_public.gptq import dequantize_gptq, quantize_gptq
 from benchmarks.memory_public.rows import Row
 from brim.config.schema import QuantizationConfig
-from brim.memory.bitsandbytes import (
-    LoadedTensor,
-    LoadKind,
-    loaded_tensors,
-    of_all_layers,
-    quantize_stand_in,
-    with_loading,
-)
+from brim.memory.bitsandbytes import quantize_stand_in
 from brim.memory.cuda import CudaTarget, FlashAttnPackage, as_on_cuda, cuda_temporaries, foreach_as_on_cuda
-from brim.memory.trace import EventStream, Recording, Training, Workload
+from brim.memory.events import EventStream
+from brim.memory.loading import LoadedTensor, LoadKind, loaded_tensors, of_all_layers, with_loading
+from brim.memory.trace import Recording, Training, Workload
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -13,7 +13,7 @@ from brim.data import Split, check_split
 from brim.data.read import Data, Source, read
 from brim.data.tokens import require_same_tokens
 from brim.infer import LayerName, Pooling
-from brim.memory import limit_lifted
+from brim.memory.devices import limit_lifted
 from brim.models import LLM, is_adapted, load_llm
 from brim.notes import Say, status, warning
 from brim.planning import settings_of

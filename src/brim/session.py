@@ -20,16 +20,8 @@ from brim.data.chat import settled_day
 from brim.data.read import Data, Files, Source, absolute_files, is_files
 from brim.data.tokens import TextEncoder, label_room, learned_label_room, load_encoder
 from brim.errors import ConfigError, InputError
-from brim.models import (
-    ModelFolder,
-    continued,
-    device_facts,
-    locate,
-    pick_device,
-    require_floors,
-    stored_choices,
-    with_stored_quantization,
-)
+from brim.models import device_facts, pick_device, stored_choices, with_stored_quantization
+from brim.models.folders import ModelFolder, continued, locate, require_floors
 from brim.notes import Note, warning
 
 _LEARNED = (  # choices that decide what is learned

@@ -19,8 +19,8 @@ from tests.report.hand_made import hand_made_prediction
 
 from benchmarks import memory_cpu, memory_gpu, memory_worker
 from brim.config import load_config
-from brim.memory import find_device
-from brim.memory.trace import EventStream, Place
+from brim.memory.devices import find_device
+from brim.memory.events import EventStream, Place
 from brim.workflows.measure import PhasePeak
 from brim.workflows.measure.messages import Report, as_json
 

@@ -6,7 +6,7 @@ import pytest
 from tests.report.hand_made import GIB, hand_made_prediction
 
 from brim.errors import Problem
-from brim.memory.trace import CATEGORIES, Place
+from brim.memory.events import CATEGORIES, Place
 from brim.workflows.measure import Leak, PhasePeak, Stayed
 from brim.workflows.measure.messages import Measured, MeasuredTimeline, Spike
 

@@ -14,7 +14,7 @@ from brim.data import check_data
 from brim.data.advice import Finding
 from brim.data.read import read
 from brim.data.tokens import TextEncoder, load_encoder
-from brim.models import locate
+from brim.models.folders import locate
 
 BOS, EOS, PAD = 0, 1, 2
 MakeFolder = Callable[..., Path]

@@ -21,7 +21,7 @@ from brim.data.advice.rows import different_answers, duplicates, one_prompt
 from brim.data.read import read
 from brim.data.tokens import Texts, load_encoder
 from brim.errors import DataError
-from brim.models import locate
+from brim.models.folders import locate
 
 CAPITALS = ["Paris", "Rome", "Lima", "Oslo", "Cairo", "Quito", "Riga", "Bern", "Doha", "Kyiv", "Suva", "Baku"]
 QUESTIONS = [f"Which country has the capital {name}?" for name in CAPITALS]

@@ -18,7 +18,7 @@ from brim.data.check import Segment
 from brim.data.read import read
 from brim.data.tokens import load_encoder
 from brim.errors import ConfigError, DataError, ModelError
-from brim.models import locate
+from brim.models.folders import locate
 
 USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 

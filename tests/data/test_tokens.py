@@ -27,7 +27,7 @@ from brim.data.tokens import (
 )
 from brim.data.tokens.tokenization import cut
 from brim.errors import ModelError
-from brim.models import locate
+from brim.models.folders import locate
 
 # The tokenizer of a base model's folder, without transformers, does what transformers would do
 

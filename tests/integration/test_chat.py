@@ -13,7 +13,7 @@ from tests.chatml import CHATML, conversation
 import brim
 from brim.data.tokens import load_encoder
 from brim.infer.engines import SlotsEngine
-from brim.models import locate
+from brim.models.folders import locate
 
 pytestmark = pytest.mark.run
 

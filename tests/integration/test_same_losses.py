@@ -15,7 +15,7 @@ from tests.memory.tiny_architectures import write_folder
 from transformers import LlamaForCausalLM
 
 import brim
-from brim.models import chunked_loss, next_token_loss
+from brim.models.loss import chunked as chunked_loss, next_token_loss
 
 pytestmark = pytest.mark.run
 LORA = {"adapter": {"type": "lora", "dropout": 0.0}}
@@ -141,7 +141,7 @@ def test_chunks_know_the_loss_scale_beforehand(train, monkeypatch):
         scales.append(float(gradient_scale))
         return chunked_loss.chunked_loss_sum(*args, gradient_scale=gradient_scale, **kwargs)
 
-    monkeypatch.setattr("brim.models.loss.chunked_loss_sum", noted)
+    monkeypatch.setattr("brim.models.loss.next_token.chunked_loss_sum", noted)
     steps = [r for r in log(train("run", precision="fp16-mixed", trainer={"epochs": 1})) if r.get("split") == "train"]
     supervised = np.diff([0, *(record["num_supervised_tokens"] for record in steps)])
     micro_batches = [record["num_micro_batches"] for record in steps]

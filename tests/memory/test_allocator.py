@@ -11,7 +11,7 @@ from tests.properties import examples
 
 from brim.errors import InputError
 from brim.memory.allocator import AllocatorSettings, CachingAllocator, Heap, SimulatedOutOfMemory, replay
-from brim.memory.trace import CATEGORIES, EventStream, Place
+from brim.memory.events import CATEGORIES, EventStream, Place
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 HERE = Place("forward")

@@ -35,19 +35,21 @@ from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
 import brim
 from brim.config.schema import OptimizerConfig, QuantizationConfig
 from brim.config.schema.optimizer import BitsandbytesOptimizerConfig
-from brim.memory.bitsandbytes import (
+from brim.memory.bitsandbytes import quantize_stand_in
+from brim.memory.bitsandbytes.layout import KeptTensor, eight_bit_tensors, four_bit_tensors
+from brim.memory.bitsandbytes.linear import FourBits, StandInLinear4bit, StandInLinear8bit
+from brim.memory.cuda.autocast import autocast_as_on_cuda
+from brim.memory.events import EventStream, Place
+from brim.memory.loading import (
     LoadedTensor,
+    in_checkpoint_order,
+    load_events,
     loaded_tensors,
     of_all_layers,
-    quantize_stand_in,
     warmup_bytes,
     with_loading,
 )
-from brim.memory.bitsandbytes.layout import KeptTensor, eight_bit_tensors, four_bit_tensors
-from brim.memory.bitsandbytes.linear import FourBits, StandInLinear4bit, StandInLinear8bit
-from brim.memory.bitsandbytes.loading import in_checkpoint_order, load_events
-from brim.memory.cuda.autocast import autocast_as_on_cuda
-from brim.memory.trace import EventStream, Place, traceable_optimizer
+from brim.memory.trace import traceable_optimizer
 from brim.memory.trace.optimizer import StandInOptimizer, state_bytes, state_rule, state_tensors
 from brim.memory.trace.recorder import build_fake
 from brim.models import require_bitsandbytes

@@ -14,8 +14,17 @@ import torch
 from brim import Model
 from brim.config.schema import MemoryConfig
 from brim.errors import ConfigError
-from brim.memory import budget_of, cpu_device, enforce, find_device, limit_lifted, returns_at_once
-from brim.memory.budget import DeviceState, Limit, Margin, cpu_limits, cpu_margin, cuda_margin, decide, resident_bytes
+from brim.memory.devices import budget_of, cpu_device, enforce, find_device, limit_lifted, returns_at_once
+from brim.memory.devices.budget import (
+    DeviceState,
+    Limit,
+    Margin,
+    cpu_limits,
+    cpu_margin,
+    cuda_margin,
+    decide,
+    resident_bytes,
+)
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 linux = pytest.mark.skipif(sys.platform != "linux", reason="of Linux and glibc")
@@ -229,7 +238,7 @@ def test_a_system_that_does_not_tell_bounds_nothing(tmp_path, monkeypatch):
 @pytest.mark.process
 def test_a_real_limit_on_the_address_space_is_seen():
     code = (
-        "import resource; from brim.memory.budget import cpu_limits, resident_bytes;"
+        "import resource; from brim.memory.devices.budget import cpu_limits, resident_bytes;"
         "resource.setrlimit(resource.RLIMIT_AS, (2**30, -1));"
         "print(min((each.num_bytes, each.reason) for each in cpu_limits())[1], resident_bytes() > 0)"
     )
@@ -249,7 +258,7 @@ def test_glibc_is_told_to_keep_nothing():
 CODE = """
 import re
 import numpy as np
-from brim.memory import map_large_blocks
+from brim.memory.devices import map_large_blocks
 
 def resident():
     with open("/proc/self/status") as status:

@@ -14,9 +14,10 @@ from brim.config import load_config
 from brim.errors import ModelError
 from brim.memory.closed_form import Trained, napkin, optimizer_state, settings_of
 from brim.memory.closed_form.activations import Arithmetic, kept_in_a_layer
-from brim.memory.closed_form.architecture import Lora, Optimizer, all_tensors, lora_tensors, read_architecture
+from brim.memory.closed_form.architecture import read_architecture
 from brim.memory.closed_form.breakdown import stored_bytes
-from brim.models import chunk_rows
+from brim.memory.closed_form.trained import Lora, Optimizer, all_tensors, lora_tensors
+from brim.models.loss import chunk_rows
 
 MODELS = Path(__file__).parents[2] / "benchmarks" / "data" / "memory" / "models"
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from brim.errors import InputError
-from brim.memory import Device, device_speed, devices, find_device
-from brim.memory.device import (
-    budget_bytes,
-    cpu_speed,
-    cublas_workspace_bytes,
-    device_named,
-    device_of,
-    nominal_cpu,
-    one_of_several,
-)
+from brim.memory.devices import Device, device_at_hand, device_of, device_speed, devices, find_device
+from brim.memory.devices.device import cublas_workspace_bytes
+from brim.memory.devices.speed import cpu_speed, nominal_cpu
 
 MIB, GIB = 2**20, 2**30
 NOMINAL_GIB = {"rtx-2080ti": 11, "rtx-3060": 12, "rtx-3070": 8, "rtx-3080": 10, "rtx-3090": 24, "rtx-4070": 12,
@@ -67,7 +63,7 @@ def test_an_a100_has_less_than_its_nominal_memory_and_its_context_takes_of_that(
     device = find_device("a100-80gb")
     assert (device.title, device.memory_bytes, device.capability) == ("NVIDIA A100 80GB", 81_039 * MIB, (8, 0))
     assert device.outside_bytes == round(0.53 * GIB)
-    assert budget_bytes(device) == 81_039 * MIB - round(0.53 * GIB)
+    assert device.budget_bytes == 81_039 * MIB - round(0.53 * GIB)
     assert device.cublas_workspace_bytes == 8_519_680
 
 
@@ -95,17 +91,19 @@ def test_a_card_of_which_only_the_memory_is_known():
     device = device_of(14 * GIB)
     assert (device.name, device.title, device.capability) == ("14.0 GiB", "a GPU with 14.0 GiB", None)
     assert device.cublas_workspace_bytes == 8_519_680
-    assert budget_bytes(device) == 14 * GIB - round(0.65 * GIB)
+    assert device.budget_bytes == 14 * GIB - round(0.65 * GIB)
     bare = Device(name="24 GiB", title="a GPU", memory_bytes=24 * GIB, capability=None, outside_bytes=0)
     assert "most like it" in device_speed(bare).source
 
 
-def test_a_card_at_hand_keeps_what_its_driver_says():
-    device = device_named("NVIDIA H100 80GB HBM3", memory_bytes=85_029_158_912, capability=(9, 0))
-    assert device.memory_bytes == 85_029_158_912
-    assert device.outside_bytes == find_device("h100").outside_bytes
-    found = device_named("NVIDIA A100-SXM4-80GB", memory_bytes=79 * GIB, capability=(8, 0))
-    assert device_speed(found) == device_speed(find_device("a100-80gb"))
+def test_a_local_card_has_what_its_driver_says_and_what_is_not_of_cuda_counts_as_a_cpu(monkeypatch):
+    given = SimpleNamespace(name="NVIDIA A100-SXM4-80GB", total_memory=85_029_158_912, major=8, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: given)
+    found, known = device_at_hand(torch.device("cuda", 0)), find_device("a100-80gb")
+    assert (found.name, found.title, found.memory_bytes) == (given.name, given.name, given.total_memory)
+    assert (found.capability, found.outside_bytes) == (known.capability, known.outside_bytes)
+    assert device_speed(found) == device_speed(known)
+    assert device_at_hand(torch.device("mps")).is_cpu
 
 
 def test_the_workspace_of_cublas_by_compute_capability_and_as_it_is_set():
@@ -122,9 +120,9 @@ def test_the_workspace_of_cublas_by_compute_capability_and_as_it_is_set():
 @pytest.mark.parametrize(("world_size", "nccl_bytes"), [(1, 0), (2, 544 * MIB), (4, 688 * MIB)])
 def test_nccl_takes_memory_outside_pytorch(world_size, nccl_bytes):
     alone = find_device("a100-80gb")
-    among = one_of_several(alone, world_size)
+    among = alone.among(world_size)
     assert among.outside_bytes - alone.outside_bytes == nccl_bytes
-    assert budget_bytes(alone) - budget_bytes(among) == nccl_bytes
+    assert alone.budget_bytes - among.budget_bytes == nccl_bytes
 
 
 def test_the_cpu_at_hand_has_all_of_the_machines_memory_and_a_speed_by_its_cores():
@@ -152,6 +150,7 @@ def test_an_a100_reaches_its_share_of_the_data_sheet_and_is_faster_with_tf32():
 
 
 def test_an_unknown_gpu_is_taken_for_the_one_most_like_it():
-    speed = device_speed(device_named("NVIDIA Z9000", memory_bytes=45 * GIB, capability=(8, 9)))
+    unknown = replace(find_device("l4"), name="NVIDIA Z9000", memory_bytes=45 * GIB)
+    speed = device_speed(unknown)
     assert speed.name == "l40"
     assert speed.source == "data sheet of the NVIDIA L40, the known GPU that is most like it"

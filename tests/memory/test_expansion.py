@@ -7,13 +7,16 @@ from hypothesis import given, strategies as st
 from tests.memory.tiny_architectures import FAMILIES, UNTRACEABLE, write_folder
 from tests.memory.traced import events, recorded_layers, stream_of, workload_of
 
-import brim.memory.trace.generation as generation
+import brim.memory.generation.passes as generation
+import brim.memory.generation.streams as streams
 from brim import predict_memory
 from brim.errors import ModelError
-from brim.memory import static_stream
-from brim.memory.trace import EventStream, Place, compose_parts, record
-from brim.memory.trace.events import Depth, depth_of
-from brim.memory.trace.layers import NotUniformError, expand
+from brim.memory.events import EventStream, Place
+from brim.memory.events.work import Depth, depth_of
+from brim.memory.generation import static_stream
+from brim.memory.trace import compose_parts, record
+from brim.memory.trace.layers import expand
+from brim.memory.trace.segments import NotUniformError
 
 # Which layers are recorded
 
@@ -331,7 +334,7 @@ CELL_BYTES = 2 * LAYERS * HEADS_KV * HEAD * WIDTH_BYTES  # of the cache, for a t
 
 
 def composed(config, new_tokens):
-    return static_stream(workload_of(config, "generate"), ROWS, TOKENS, new_tokens=new_tokens)[0]
+    return static_stream(workload_of(config, "generate").generation(), ROWS, TOKENS, new_tokens=new_tokens)[0]
 
 
 def traced(config, new_tokens, monkeypatch):
@@ -388,7 +391,7 @@ def test_many_tokens_are_as_if_all_were_traced(llama, settings, monkeypatch):
     full = traced(config, 12, monkeypatch)
     theirs = steps(full)
     few = list(steps(composed(config, 12)).values())
-    monkeypatch.setattr(generation, "_LEAST_BYTES", 0)  # nothing is left out
+    monkeypatch.setattr(streams, "_LEAST_BYTES", 0)  # nothing is left out
     stream = composed(config, 12)
     mine = steps(stream)
     assert list(mine) == ["load", "prefill", *(f"token {token}" for token in range(2, 13))]
@@ -405,6 +408,6 @@ def test_many_tokens_are_as_if_all_were_traced(llama, settings, monkeypatch):
 
 @pytest.mark.parametrize("tokens", [5, 6, 7])
 def test_prompts_after_which_a_mask_needs_no_padding_are_traced_a_little_longer(llama, tokens):
-    stream, _ = static_stream(workload_of(untrained(llama, 7), "generate"), 1, tokens, new_tokens=7)
+    stream, _ = static_stream(workload_of(untrained(llama, 7), "generate").generation(), 1, tokens, new_tokens=7)
     assert list(steps(stream))[-1] == "token 7"
     assert CELL_BYTES * (tokens + 6) <= cache_bytes(stream)[-1] <= CELL_BYTES * (tokens + 6 + 4)

@@ -26,9 +26,9 @@ from transformers import LlamaConfig
 import brim
 from brim.errors import InputError
 from brim.memory import MemoryPrediction
+from brim.memory.events import Category, EventStream, Place, Weight
 from brim.memory.fsdp import Sharding, shard
 from brim.memory.fsdp.units import Precision
-from brim.memory.trace import Category, EventStream, Place, Weight
 from brim.memory.trace.recorder import Recorder
 
 LAYERS = 3

@@ -14,9 +14,11 @@ from torch.utils._pytree import tree_leaves
 
 import brim.memory.predict as memory
 import brim.memory.traces as memory_traces
-from brim.memory import ConfigWorkload, static_stream
+from brim.memory import ConfigWorkload
 from brim.memory.cuda import CudaTarget
-from brim.memory.trace import EventStream, compose_parts, depth_of_architecture, recording
+from brim.memory.events import EventStream
+from brim.memory.generation import static_stream
+from brim.memory.trace import compose_parts, depth_of_architecture, recording
 
 A100 = CudaTarget(compute_capability=(8, 0))
 
@@ -96,7 +98,7 @@ def stream_of(
         if phase == "evaluate":
             found = recording.record(workload.evaluation(), rows=rows, tokens=tokens)
             return compose_parts(found, ["load", "evaluate"])
-        return static_stream(workload, rows, tokens, new_tokens=config["generation"]["max_new_tokens"])[0]
+        return static_stream(workload.generation(), rows, tokens, new_tokens=config["generation"]["max_new_tokens"])[0]
 
 
 def events(stream: EventStream) -> list[tuple[Any, ...]]:

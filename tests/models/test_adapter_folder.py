@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from brim.config.schema import LoraConfig
 from brim.errors import ModelError
-from brim.models import CONFIG, WEIGHTS, continued, open_adapter
+from brim.models.folders import CONFIG, WEIGHTS, continued, open_adapter
 
 OWN = {"peft_type": "LORA", "r": 4, "lora_alpha": 16, "lora_dropout": 0.1, "target_modules": ["q_proj"], "bias": "none"}
 FACTOR = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -141,6 +141,6 @@ def test_weights_that_are_none_damaged_or_elsewhere(write, tmp_path, tmp_path_fa
 
 @pytest.mark.process
 def test_neither_torch_nor_peft_is_imported(write):
-    code = "import sys; from brim.models import open_adapter; open_adapter(sys.argv[1]); "
+    code = "import sys; from brim.models.folders import open_adapter; open_adapter(sys.argv[1]); "
     code += "assert not {'torch', 'peft', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code, write()], check=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from brim.errors import InputError, ModelError
-from brim.models import locate, require_floors
-from brim.models.folder import FLOORS, context_length
+from brim.models.folders import locate, require_floors
+from brim.models.folders.model import FLOORS, context_length
 
 
 @pytest.fixture

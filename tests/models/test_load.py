@@ -15,7 +15,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from brim.config import DeviceFacts, load_config, resolve
 from brim.errors import BrimError, ModelError
-from brim.models import load_base, load_llm, locate, no_library_warnings, precision
+from brim.models import load_base, load_llm, no_library_warnings, precision
+from brim.models.folders import locate
 
 CPU = torch.device("cpu")
 

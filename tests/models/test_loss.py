@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from brim.data.tokens import TokenRow, collate
-from brim.models import LogitHead, chunk_rows, chunked_loss, next_token_loss, next_token_scores
-from brim.models.chunked_loss import LogitTransform, chunked_loss_sum, chunked_scores
-from brim.models.loss import NoLogitHead, logit_head
+from brim.models.loss import LogitHead, chunk_rows, chunked as chunked_loss, next_token_loss, next_token_scores
+from brim.models.loss.chunked import LogitTransform, chunked_loss_sum, chunked_scores
+from brim.models.loss.next_token import NoLogitHead, logit_head
 
 
 def rows(lengths, num_prompt_tokens=2, vocabulary=300):

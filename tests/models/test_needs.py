@@ -11,8 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from brim.config import load_config
 from brim.errors import ConfigError, ModelError
-from brim.models import locate, needs, notes_on_this_machine, require_trainable
+from brim.models import needs, notes_on_this_machine, require_trainable
 from brim.models.adapters import add_adapter
+from brim.models.folders import locate
 from brim.models.needs import why_no_cuda
 from brim.notes import kind_of
 

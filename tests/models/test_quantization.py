@@ -27,15 +27,10 @@ from brim import predict_memory
 from brim.config import DeviceFacts, load_config, resolve
 from brim.data.tokens import collate
 from brim.errors import ModelError
-from brim.models import (
-    load_llm,
-    locate,
-    next_token_loss,
-    require_bitsandbytes,
-    unquantised_experts,
-    with_stored_quantization,
-)
+from brim.models import load_llm, require_bitsandbytes, unquantised_experts, with_stored_quantization
 from brim.models.adapters import add_adapter
+from brim.models.folders import locate
+from brim.models.loss import next_token_loss
 from brim.models.quantization import _compiled_when_called
 
 CPU = torch.device("cpu")

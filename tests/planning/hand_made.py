@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from brim.batching import Costs, Surface
-from brim.memory import Budget
+from brim.memory.devices import Budget
 from brim.planning import Candidate, LongRow, PhasePlan, TrainingPlan
 from brim.planning.plan import Way, summarize_lengths
 

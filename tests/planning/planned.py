@@ -11,9 +11,10 @@ from tests.batching.cost_examples import linear_costs
 from tests.memory.tiny_architectures import write_folder
 
 import brim.memory.predict as memory
-from brim.memory import Budget, ConfigWorkload, DeviceSpeed, cpu_device, find_device
+from brim.memory import ConfigWorkload
 from brim.memory.cuda import CudaTarget
-from brim.memory.trace import Work, WorkCount, WorkPlace
+from brim.memory.devices import Budget, DeviceSpeed, cpu_device, find_device
+from brim.memory.events import Work, WorkCount, WorkPlace
 from brim.planning.candidates import Task, WayCosts
 from brim.planning.costs import Traces, TrainingSteps
 from brim.planning.plan import Way

@@ -13,8 +13,8 @@ from tests.batching.cost_examples import linear_costs
 from tests.planning.hand_made import MIB, hand_made_plan
 
 from brim.config import DeviceFacts, load_config, resolve
-from brim.memory import cpu_device
-from brim.memory.trace import Work, WorkCount, WorkPlace
+from brim.memory.devices import cpu_device
+from brim.memory.events import Work, WorkCount, WorkPlace
 from brim.planning.costs import Calibrations, Correction, calibration, corrected, versions
 from brim.planning.costs.calibration import RunPeaks, combined, of_run
 from brim.planning.costs.traces import Found, Traces

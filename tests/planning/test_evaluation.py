@@ -11,8 +11,8 @@ from tests.planning.planned import asked_of
 
 from brim.batching import Costs, Surface
 from brim.infer.engines import batching as rows_by_cost
-from brim.memory import Budget, device_speed
 from brim.memory.closed_form import forward_bound
+from brim.memory.devices import Budget, device_speed
 from brim.planning.costs import ForwardPasses, Traces, forward_costs
 from brim.planning.costs.traces import most_demanding
 from brim.planning.costs.workloads import useful_tokens

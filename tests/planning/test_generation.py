@@ -12,10 +12,10 @@ from tests.infer.costs_by_hand import costs
 from tests.planning.planned import asked_of
 
 from brim.infer.engines import CacheShape, FixedRoom, MemoryRoom
-from brim.memory import Budget
 from brim.memory.closed_form import forward_bound
-from brim.memory.device import cpu_speed
-from brim.memory.trace import Work, WorkCount, WorkPlace
+from brim.memory.devices import Budget
+from brim.memory.devices.speed import cpu_speed
+from brim.memory.events import Work, WorkCount, WorkPlace
 from brim.planning.costs import (
     CacheModel,
     PassTimes,

@@ -13,8 +13,9 @@ from tests.planning.planned import shapes_of
 from tests.properties import examples
 
 from brim.memory.allocator import AllocatorSettings, CachingAllocator, Heap, SimulatedOutOfMemory, replay
-from brim.memory.trace import EventStream, Place, compose_training
-from brim.models import chunked_loss
+from brim.memory.events import EventStream, Place
+from brim.memory.trace import compose_training
+from brim.models.loss import chunked as chunked_loss
 from brim.planning.costs.sampling import Region, region, round_length, round_rows, sampled, through
 from brim.planning.costs.traces import least_capacity, most_demanding
 

@@ -12,7 +12,7 @@ from tests.memory.tiny_architectures import write_folder
 from tests.memory.traced import workload_of
 from tests.planning.planned import hand_counted, speed
 
-from brim.memory import device_speed, find_device
+from brim.memory.devices import device_speed, find_device
 from brim.memory.trace import record
 from brim.planning.costs import Shape, TimeEstimate, seconds_of
 from brim.planning.costs.time import Parts, roofline, shapes_to_count, work_law

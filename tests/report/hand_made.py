@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from brim.memory import MemoryPrediction, Timeline
-from brim.memory.trace import CATEGORIES, Place
+from brim.memory.events import CATEGORIES, Place
 
 GIB = 2**30
 LAYERS = 8

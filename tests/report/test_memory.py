@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.report.hand_made import GIB, hand_made_prediction
 
 from brim.memory.closed_form import Line, Napkin
-from brim.memory.trace import Place
+from brim.memory.events import Place
 from brim.report import (
     LOOKS,
     Card,

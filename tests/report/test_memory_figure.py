@@ -11,7 +11,7 @@ from tests.report.hand_made import GIB, hand_made_prediction, hand_made_timeline
 from tests.report.overlaps import assert_no_words_stand_on_each_other
 
 from brim.memory import Timeline
-from brim.memory.trace import CATEGORIES, Place
+from brim.memory.events import CATEGORIES, Place
 from brim.report import LOOKS, Overlay, memory_plot
 from brim.report.memory_figure import Spike, aligned, downsampled, phases, spikes, with_steps
 

@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from brim.batching import ByRows, NoiseMeasurement
 from brim.data.tokens import collate
 from brim.errors import OutOfMemoryError
-from brim.models import LLM, next_token_loss, precision
+from brim.models import LLM, precision
+from brim.models.loss import next_token_loss
 from brim.train.gradient import Gradient, GradientNorms
 
 BATCH = np.array([3, 17, 8, 0, 11, 5, 14, 2, 19, 7, 12, 1])

@@ -10,7 +10,7 @@ from tests.gallery import usual
 import brim
 from brim.config.schema import MemoryConfig
 from brim.errors import ConfigError, DataError, InputError
-from brim.memory import budget as at_hand
+from brim.memory.devices import budget as at_hand
 from brim.planning import generation as generation_planning
 from brim.planning.generation_launch import plan_of_one
 from brim.workflows.prediction import chat as streaming

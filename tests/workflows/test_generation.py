@@ -25,7 +25,7 @@ from brim.infer.engines import (
     StaticEngine,
     respond_to,
 )
-from brim.memory import budget as at_hand_budget
+from brim.memory.devices import budget as at_hand_budget
 from brim.models import load_llm
 from brim.planning import (
     engines as engine_choice,

@@ -19,8 +19,9 @@ import brim.memory.traces as memory_traces
 from brim.config import load_config
 from brim.config.schema import FinetuneTrainer
 from brim.errors import BrimError, ConfigError, InputError, ModelError
-from brim.memory import Compared, Failed, compare_memory, devices, find_device, what_helps
-from brim.memory.trace import CATEGORIES
+from brim.memory import Compared, Failed, compare_memory, what_helps
+from brim.memory.devices import devices, find_device
+from brim.memory.events import CATEGORIES
 from brim.memory.variants import variants
 
 SHAPE = {"batch_size": 2, "sequence_length": 8, "device": "a100-80gb"}

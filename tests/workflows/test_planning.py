@@ -15,7 +15,8 @@ import brim
 from brim.config import load_config
 from brim.data.tokens import rows_of_step
 from brim.errors import Problem
-from brim.memory import Budget, UntraceableError
+from brim.memory import UntraceableError
+from brim.memory.devices import Budget
 from brim.memory.variants import Help
 from brim.planning import PlanRequest, too_long, training as planning
 from brim.units import format_bytes

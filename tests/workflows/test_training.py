@@ -15,7 +15,8 @@ from tests.workflows.planned_run import assert_same_weights, of, plan_of, settin
 import brim
 from brim.config import load_config
 from brim.errors import Problem
-from brim.memory import Budget, UntraceableError
+from brim.memory import UntraceableError
+from brim.memory.devices import Budget
 
 pytestmark = pytest.mark.run
 DROPOUT = {"adapter": {"type": "lora", "dropout": 0.2}}

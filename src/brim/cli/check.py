@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from brim.data import CheckReport
     from brim.data.advice import Bin, Finding
     from brim.data.read import Source
-    from brim.models import ModelFolder
+    from brim.models.folders import ModelFolder
 
 
 def check(
@@ -88,7 +88,8 @@ def check(
 
 def _base_model(config: Config) -> ModelFolder:
     """Return the base model's folder. Raises InputError if the configuration cannot be trained with it."""
-    from brim.models import continued, locate, require_trainable, with_stored_quantization
+    from brim.models import require_trainable, with_stored_quantization
+    from brim.models.folders import continued, locate
 
     folder = locate(config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code)
     if config.adapter is not None and config.adapter.pretrained_adapter_weights is not None:

@@ -19,10 +19,10 @@ from brim.cli.options import ConfigOrRun, JsonOption, Overrides, config_file, sa
 from brim.config import LoadedConfig
 from brim.config.schema import Config
 from brim.errors import InputError, Problem
-from brim.memory import MOST_GPUS, MOST_MEMORY_BYTES, MOST_ROWS, MOST_TOKENS
-from brim.memory.fsdp import Offload
-from brim.memory.trace import Phase
-from brim.models import locate, require_trainable, with_stored_quantization
+from brim.memory import MOST_GPUS, MOST_MEMORY_BYTES, MOST_ROWS, MOST_TOKENS, Offload
+from brim.memory.events import Phase
+from brim.models import require_trainable, with_stored_quantization
+from brim.models.folders import locate
 from brim.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ def check_request(request: MemoryRequest) -> None:
     if problems:
         raise InputError(*problems)
     if request.device is not None:
-        from brim.memory import find_device
+        from brim.memory.devices import find_device
 
         find_device(request.device)
     if request.plot is not None:
@@ -389,6 +389,6 @@ def check_device(device: str | None, memory_bytes: int | None) -> None:
             where="command line",
             fix="keep one: a device's memory is known by its name",
         )
-    from brim.memory import find_device
+    from brim.memory.devices import find_device
 
     find_device(device)

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from brim.memory import Compared, Failed, MemoryPrediction, OnCard, find_device
-from brim.memory.trace import CATEGORIES
+from brim.memory import Compared, Failed, MemoryPrediction, OnCard
+from brim.memory.devices import find_device
+from brim.memory.events import CATEGORIES
 from brim.report import (
     LOOKS,
     Card,

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from brim.data.examples import NONE, ExamplePool, Positions
 from brim.errors import ConfigError, ModelError, OutputError, Problem
-from brim.models import read_json, refusals, require_plain_files
+from brim.models.folders import read_json, refusals, require_plain_files
 from brim.storage import (
     cache_folder,
     forget_oldest,

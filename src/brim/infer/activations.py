@@ -26,7 +26,8 @@ from brim.config import misspelt
 from brim.data.tokens import TokenRows, collate
 from brim.errors import InputError, WriteError
 from brim.infer.engines import Batches, longest_first
-from brim.models import Precision, base_model
+from brim.models import Precision
+from brim.models.loss import base_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

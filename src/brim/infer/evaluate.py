@@ -25,7 +25,8 @@ from brim.config.schema import Config, OutputFeature
 from brim.data.tokens import TokenRow, TokenRows, collate
 from brim.infer.engines import Batches, Response, RowsAtOnce, longest_first
 from brim.infer.statistics import Floats, Measure
-from brim.models import LogitHead, Precision, next_token_scores, target_logits
+from brim.models import Precision
+from brim.models.loss import LogitHead, next_token_scores, target_logits
 
 _MOST_TOKENS = 4096
 

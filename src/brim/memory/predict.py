@@ -17,37 +17,25 @@ from brim.config import WAYS as WAYS_TO_MOVE, Choice, DeviceFacts, Resolution, d
 from brim.config.schema import Config, FinetuneTrainer
 from brim.errors import ConfigError, InputError, ModelError, Problem
 from brim.memory.allocator import AllocatorSettings
-from brim.memory.budget import budget_of
-from brim.memory.device import Device, budget_bytes, cpu_device, device_named, device_of, find_device
-from brim.memory.fsdp import Offload, Sharding
-from brim.memory.prediction import MOST_GPUS, MOST_MEMORY_BYTES, MOST_ROWS, MOST_TOKENS, MemoryPrediction
-from brim.memory.trace import Phase
+from brim.memory.devices import Device, budget_of, device_at_hand, device_of, find_device
+from brim.memory.events import Phase
+from brim.memory.prediction import MOST_GPUS, MOST_MEMORY_BYTES, MOST_ROWS, MOST_TOKENS, MemoryPrediction, Offload
 from brim.memory.traces import LEAST_TOKENS, Job, Traces
 from brim.models import (
     LOADING_ERRORS,
-    ModelFolder,
-    explain,
-    locate,
     no_library_warnings,
-    require_floors,
+    read_architecture,
     require_trainable,
     stored_choices,
     with_stored_quantization,
-    without_auto_map,
-    without_quantization,
 )
+from brim.models.folders import ModelFolder, locate, require_floors, without_auto_map
 from brim.units import format_bytes
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-
-def device_at_hand(device: torch.device) -> Device:
-    """Describe the device that torch runs on for the memory model; a GPU other than CUDA's counts as a CPU."""
-    if device.type != "cuda":
-        return cpu_device()
-    found = torch.cuda.get_device_properties(device)
-    return device_named(found.name, memory_bytes=found.total_memory, capability=(found.major, found.minor))
+    from brim.memory.fsdp import Sharding
 
 
 # A trace watches all modules of the process and replaces functions of torch and transformers while it lasts.
@@ -198,11 +186,15 @@ def _of_micro_batches(config: Config, rows: int | None) -> Config:
     return config.model_copy(update={"trainer": trainer.model_copy(update={**update, "max_batch_size": None})})
 
 
-def _sharding(world_size: int, offload: Offload) -> Sharding:
+def _sharding(world_size: int, offload: Offload) -> Sharding | None:
     """Use FSDP2 where there is more than one GPU, or where layers are brought from the CPU one by one."""
     require_whole("world_size", world_size, most=MOST_GPUS)
     _require_one_of("offload", offload, get_args(Offload))
     is_sharded = world_size > 1 or offload == "weights"
+    if not is_sharded and offload == "none":
+        return None
+    from brim.memory.fsdp import Sharding  # here, since most predictions are for one GPU
+
     return Sharding(world_size=world_size, kind="fsdp2" if is_sharded else "whole", offload=offload)
 
 
@@ -218,9 +210,7 @@ def _device(name: str | None, memory_bytes: int | None) -> tuple[Device, bool]:
         require_whole("memory_bytes", memory_bytes, most=MOST_MEMORY_BYTES)
         return device_of(memory_bytes), True
     if torch.cuda.is_available():
-        found = torch.cuda.get_device_properties(torch.cuda.current_device())
-        capability = (found.major, found.minor)
-        return device_named(found.name, memory_bytes=found.total_memory, capability=capability), True
+        return device_at_hand(torch.device("cuda", torch.cuda.current_device())), True
     return find_device("a100-80gb"), False
 
 
@@ -386,7 +376,7 @@ def _reservable_bytes(asked: Asked, prediction: MemoryPrediction) -> int:
     try:
         return budget_of(asked.config.memory, device, is_at_hand=False).reserved_bytes
     except ConfigError:  # nothing is left, or memory.budget is more than this device has
-        return budget_bytes(device) - budget_bytes(device) // 100
+        return device.budget_bytes - device.budget_bytes // 100
 
 
 _NO_CHECKPOINTING = "gradient checkpointing: off (this architecture has none)"
@@ -433,8 +423,10 @@ def untraceable(error: Exception, folder: ModelFolder) -> Problem:
     )
 
 
-def _sharding_choices(sharding: Sharding) -> tuple[str, ...]:
-    choices = []
+def _sharding_choices(sharding: Sharding | None) -> tuple[str, ...]:
+    choices: list[str] = []
+    if sharding is None:
+        return ()
     if sharding.world_size > 1:
         how = "FSDP2 shards weights, gradients and optimizer state; each decoder layer is gathered when it computes"
         choices.append(f"sharding: over {sharding.world_size} GPUs ({how})")
@@ -447,15 +439,3 @@ def _sharding_choices(sharding: Sharding) -> tuple[str, ...]:
 
 def _allocator_settings(text: str | None) -> AllocatorSettings:
     return AllocatorSettings.from_environment(os.environ) if text is None else AllocatorSettings.parse(text)
-
-
-def read_architecture(folder: ModelFolder, *, trust_remote_code: bool) -> PretrainedConfig:
-    """Read a folder's config.json as transformers' configuration. Raises ModelError when transformers cannot."""
-    from transformers import AutoConfig
-
-    try:
-        architecture = AutoConfig.from_pretrained(folder.path, trust_remote_code=trust_remote_code)
-    except LOADING_ERRORS as error:
-        raise ModelError(explain(error, folder)) from error
-    without_quantization(architecture)
-    return architecture

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brim.memory.allocator import AllocatorSettings, CachingAllocator, Heap, Replay, SimulatedOutOfMemory, replay
-from brim.memory.device import Device, budget_bytes
-from brim.memory.trace import CATEGORIES, Category, EventStream, Phase, Place
+from brim.memory.devices import Device
+from brim.memory.events import CATEGORIES, Category, EventStream, Phase, Place
 from brim.units import format_bytes, format_count
 
 MOST_ROWS = 2**20
@@ -34,6 +34,9 @@ MOST_MEMORY_BYTES = 2**50  # of a device
 
 
 MOST_MADE_UP = 10_000_000  # rows of a made-up data set, planned for without data
+
+
+Offload: TypeAlias = Literal["none", "optimizer", "weights"]  # what is kept on the CPU; weights: gradients, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +126,11 @@ def _verdict(
         return True, f"it needs {needs}; {has}, so {left} are left"
     too_little = f"it needs {needs}; {has}, which is {format_bytes(total_bytes - device.memory_bytes)} too little"
     # What is allocated at one time must be reserved, however much PyTorch gives back.
-    if device.is_cpu or int(replayed.allocated_bytes.max()) > budget_bytes(device):
+    if device.is_cpu or int(replayed.allocated_bytes.max()) > device.budget_bytes:
         return False, too_little
     try:
         tight = CachingAllocator(
-            settings=setting.allocator, capacity_bytes=budget_bytes(device), device_bytes=device.memory_bytes
+            settings=setting.allocator, capacity_bytes=device.budget_bytes, device_bytes=device.memory_bytes
         )
         replay(stream, tight, cuda_streams=cuda_streams)
     except SimulatedOutOfMemory:

@@ -1,39 +1,25 @@
-"""Share traces of one configuration's phases among the devices on which they are the same.
-
-What brim's own engine and transformers' `generate` do to memory is composed as one stream each.
-"""
+"""Share traces of one configuration's phases among the devices on which they are the same."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from brim.config.schema import FinetuneTrainer
-from brim.infer.engines import USUAL_PASS_TOKENS, CacheShape, SlotsEngine, model_class
 from brim.memory.allocator import AllocatorSettings, Replay
 from brim.memory.cuda import CudaTarget
-from brim.memory.device import cpu_device, one_of_several
-from brim.memory.fsdp import ShardedStream, Sharding, shard
+from brim.memory.devices import cpu_device
+from brim.memory.events import EventStream
 from brim.memory.prediction import MemoryPrediction, Setting, predict, replay_unlimited
 from brim.memory.trace import (
-    DECODE,
-    FILL,
-    PREFILL,
-    TRACED_TOKENS,
-    Binding,
-    EventStream,
     OptimizerRecording,
     Recording,
-    UnlikeStepsError,
-    compose_generation,
     compose_parts,
     compose_training,
     depth_of_architecture,
-    play,
     record,
     record_optimizer,
     with_layers,
@@ -42,6 +28,7 @@ from brim.memory.trace import (
 from brim.memory.workload import ConfigWorkload
 
 if TYPE_CHECKING:
+    from brim.memory.fsdp import Sharding
     from brim.memory.predict import Asked
 
 
@@ -60,8 +47,21 @@ class Job:
 
     rows: int
     tokens: int
-    sharding: Sharding
+    sharding: Sharding | None  # None: a run on one GPU, all on it
     allocator: AllocatorSettings
+
+    @property
+    def world_size(self) -> int:
+        return 1 if self.sharding is None else self.sharding.world_size
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """Hold what one rank does, and its replay with unlimited memory."""
+
+    stream: EventStream
+    cuda_streams: Sequence[int] | None  # of each storage; None: all one
+    replay: Replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class _Trace:
     workload: ConfigWorkload
     stream: EventStream
     recording: Recording
-    replays: dict[Hashable, tuple[ShardedStream, Replay]] = field(default_factory=dict)
+    ranks: dict[Hashable, _Rank] = field(default_factory=dict)
 
     def serves(self, asked: Asked, target: CudaTarget | None) -> bool:
         """Return whether a trace for this device would be the same."""
@@ -101,16 +101,16 @@ class Traces:
             phase=asked.phase,
             batch_size=self.job.rows,
             sequence_length=self.job.tokens,
-            world_size=self.job.sharding.world_size,
+            world_size=self.job.world_size,
             # The CPU is described again, since more modules have been imported by now.
-            device=cpu_device() if device.is_cpu else one_of_several(device, self.job.sharding.world_size),
+            device=cpu_device() if device.is_cpu else device.among(self.job.world_size),
             has_limit=asked.has_limit,
             allocator=self.job.allocator,
             choices=(*map(str, (*asked.choices, *trace.workload.choices)), *choices),
         )
-        rank, replayed = self._replayed(trace, setting)
+        rank = self._rank(trace, setting)
         trainer, quantization = asked.config.trainer, asked.config.quantization
-        found = predict(rank.stream, setting, replayed, cuda_streams=rank.cuda_streams)
+        found = predict(rank.stream, setting, rank.replay, cuda_streams=rank.cuda_streams)
         found = replace(
             found,
             quantization_bits=None if quantization is None else quantization.bits,
@@ -138,8 +138,8 @@ class Traces:
         self._found.append(trace)
         return trace
 
-    def _replayed(self, trace: _Trace, setting: Setting) -> tuple[ShardedStream, Replay]:
-        """Return the rank's stream on the device, and its replay with unlimited memory."""
+    def _rank(self, trace: _Trace, setting: Setting) -> _Rank:
+        """Return what a rank does on the device."""
         device, stream, recording = setting.device, trace.stream, trace.recording
         device_bytes = device.memory_bytes
         key: Hashable = None
@@ -147,13 +147,18 @@ class Traces:
             warmup_bytes = trace.workload.warmup_bytes(recording, device_bytes=device_bytes)
             shares_bytes = None if setting.allocator == AllocatorSettings() else (device_bytes, setting.has_limit)
             key = (device.cublas_workspace_bytes, warmup_bytes, shares_bytes)
-        if key not in trace.replays:
+        if key not in trace.ranks:
             if not device.is_cpu:
                 stream = trace.workload.with_loading(stream, recording, device_bytes=device_bytes)
                 stream = with_workspaces(stream, device.cublas_workspace_bytes)
-            rank = shard(stream, recording.weights, self.job.sharding)
-            trace.replays[key] = rank, replay_unlimited(rank.stream, setting, rank.cuda_streams)
-        return trace.replays[key]
+            cuda_streams: Sequence[int] | None = None
+            if self.job.sharding is not None:
+                from brim.memory.fsdp import shard
+
+                sharded = shard(stream, recording.weights, self.job.sharding)
+                stream, cuda_streams = sharded.stream, sharded.cuda_streams
+            trace.ranks[key] = _Rank(stream, cuda_streams, replay_unlimited(stream, setting, cuda_streams))
+        return trace.ranks[key]
 
 
 def _target(asked: Asked) -> CudaTarget | None:
@@ -167,10 +172,13 @@ def _composed(workload: ConfigWorkload, asked: Asked, job: Job, updates: _Update
     if asked.phase == "train":
         return _trained(workload, [(rows, tokens)] * _NUM_STEPS, updates)
     if asked.phase == "generate":
+        from brim.infer.engines import SlotsEngine, model_class  # here, since training needs no engine
+        from brim.memory.generation import brim_stream, static_stream
+
         new_tokens = asked.config.generation.max_new_tokens or 1
         if not SlotsEngine.why_not(model_class(asked.architecture), asked.architecture, workload.generation_settings):
-            return brim_stream(workload, rows, tokens, new_tokens=new_tokens)
-        return static_stream(workload, rows, tokens, new_tokens=new_tokens)
+            return brim_stream(workload.slots, rows, tokens, new_tokens=new_tokens)
+        return static_stream(workload.generation(), rows, tokens, new_tokens=new_tokens)
     if asked.phase == "load" and isinstance(asked.config.trainer, FinetuneTrainer):
         recording = record(workload.training(), rows=1, tokens=LEAST_TOKENS)
     else:
@@ -197,49 +205,3 @@ def _trained(
     if key not in updates:
         updates[key] = record_optimizer(traced, first)
     return compose_training(steps, updates[key], micro_batches=workload.micro_batches), first
-
-
-def brim_stream(workload: ConfigWorkload, rows: int, tokens: int, *, new_tokens: int) -> tuple[EventStream, Recording]:
-    """Compose brim's own engine: the load, the cache, a pass over prompts and the last token of all rows.
-
-    Returns the stream and the recording that it is composed of. rows, tokens: prompts, and the tokens of each. The
-    tokens between the first and the last take less.
-    """
-    shape = CacheShape(
-        rows=rows,
-        columns=tokens + new_tokens - 1,
-        prompts=min(rows, max(1, USUAL_PASS_TOKENS // tokens)),
-        prompt_tokens=tokens,
-    )
-    recording = record(workload.slots(shape), rows=rows, tokens=tokens)
-    parts = {"load": "load", FILL: "cache", PREFILL: "prompts", DECODE: f"token {new_tokens}"}
-    if new_tokens == 1:
-        del parts[DECODE]
-    stream = EventStream()
-    bound: Binding = {}
-    for part, label in parts.items():
-        play(stream, recording.stream, recording.parts[part], bound, label=label)
-    stream.mark("end")
-    return stream, recording
-
-
-_SPECIAL_LENGTHS = 4  # one of eight consecutive lengths is special, and three of them are traced
-
-
-def static_stream(
-    workload: ConfigWorkload, rows: int, tokens: int, *, new_tokens: int
-) -> tuple[EventStream, Recording]:
-    """Compose transformers' `generate` from recordings at the prompts' length and where the last tokens are written."""
-    traced = workload.generation()
-    early = record(traced, rows=rows, tokens=tokens)
-    further = new_tokens - TRACED_TOKENS
-    if further <= 0:
-        return compose_generation(early, early, new_tokens=new_tokens), early
-    for more in range(_SPECIAL_LENGTHS):  # prompts are a few tokens longer where a length is special
-        if more:
-            early = record(traced, rows=rows, tokens=tokens + more)
-        for after in (0, 1):
-            late = record(traced, rows=rows, tokens=tokens + further + after)
-            with suppress(UnlikeStepsError):
-                return compose_generation(early, late, new_tokens=new_tokens), early
-    raise UnlikeStepsError(f"no lengths from {tokens} tokens on are alike")

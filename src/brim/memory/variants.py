@@ -15,8 +15,7 @@ from brim.config import DeviceFacts, resolve
 from brim.config.schema import AdamWConfig, Config, FinetuneTrainer, LoraConfig, QuantizationConfig
 from brim.errors import InputError, Problem
 from brim.memory.closed_form import Napkin, napkin, settings_of
-from brim.memory.device import devices, find_device
-from brim.memory.fsdp import Offload
+from brim.memory.devices import devices, find_device
 from brim.memory.predict import (
     Question,
     answer,
@@ -24,11 +23,11 @@ from brim.memory.predict import (
     check,
     predict_memory,
     question,
-    read_architecture,
     with_checkpointing,
 )
-from brim.memory.prediction import MemoryPrediction
-from brim.models import locate, with_stored_quantization
+from brim.memory.prediction import MemoryPrediction, Offload
+from brim.models import read_architecture, with_stored_quantization
+from brim.models.folders import locate
 from brim.units import format_bytes
 
 

@@ -15,57 +15,44 @@ from torch.optim import Optimizer
 
 from brim.config import Choice, accumulates
 from brim.config.schema import Config, FinetuneTrainer, LoraConfig
-from brim.data.tokens import Batch, PromptBatch
-from brim.infer.engines import CacheShape, generation_settings
-from brim.memory.bitsandbytes import (
-    LoadedTensor,
-    LoadKind,
-    bias_bytes,
-    loaded_tensors,
-    of_all_layers,
-    quantize_stand_in,
-    warmup_bytes,
-    with_loading,
-)
+from brim.data.tokens import Batch
 from brim.memory.cuda import (
     CudaTarget,
-    FlashAttnPackage,
     as_on_cuda,
     cuda_temporaries,
     foreach_as_on_cuda,
     grouped_mm,
     rows_not_packed,
 )
-from brim.memory.trace import (
-    EventStream,
-    Recording,
-    Training,
-    Workload,
-    full_prompts,
-    generate_some,
-    no_temporaries,
-    slots_at_their_peak,
-    traceable_optimizer,
+from brim.memory.events import EventStream
+from brim.memory.loading import (
+    LoadedTensor,
+    LoadKind,
+    bias_bytes,
+    loaded_tensors,
+    of_all_layers,
+    warmup_bytes,
+    with_loading,
 )
+from brim.memory.trace import Recording, Training, Workload, no_temporaries, traceable_optimizer
 from brim.models import (
     LLM,
-    ModelFolder,
-    as_transformers_takes_it,
     cast_products,
     equip,
     forget_generation_settings,
-    is_stored_quantised,
-    next_token_loss,
-    next_token_scores,
-    open_adapter,
     precision,
-    skipped_modules,
 )
+from brim.models.folders import ModelFolder, open_adapter
+from brim.models.loss import next_token_loss, next_token_scores
 from brim.storage import sha256
 from brim.train import clip_gradients
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+    from brim.data.tokens import PromptBatch
+    from brim.infer.engines import CacheShape
+    from brim.memory.cuda import FlashAttnPackage
 
 
 _CPU = torch.device("cpu")
@@ -136,56 +123,48 @@ class ConfigWorkload:
         """Return the workload of an optimizer step."""
         trainer = self._config.trainer
         assert isinstance(trainer, FinetuneTrainer)
-        return Workload(
-            architecture=self._architecture,
-            build=lambda architecture: self._build(architecture, trainable=True),
-            batch=full_batch,
-            settle=self._settle,
-            training=Training(
-                micro_batch=self._micro_batch,
-                accumulates=self.micro_batches > 1,
-                optimizer=lambda weights: traceable_optimizer(trainer.optimizer, weights),
-                update=self._update,
-            ),
-            view=self._view,
-            temporaries=no_temporaries if self._target is None else cuda_temporaries,
+        training = Training(
+            micro_batch=self._micro_batch,
+            accumulates=self.micro_batches > 1,
+            optimizer=lambda weights: traceable_optimizer(trainer.optimizer, weights),
+            update=self._update,
         )
+        return replace(self._workload(full_batch, trainable=True), training=training)
 
     def evaluation(self) -> Workload:
         """Return the workload that scores a batch of rows with answers."""
-        return Workload(
-            architecture=self._architecture,
-            build=lambda architecture: self._build(architecture, trainable=False),
-            batch=full_batch,
-            settle=self._settle,
-            run=self._evaluate,
-            view=self._view,
-            temporaries=no_temporaries if self._target is None else cuda_temporaries,
-        )
+        return replace(self._workload(full_batch), run=self._evaluate)
 
     def generation(self) -> Workload:
         """Return the workload of prompts and the first tokens that follow them."""
-        return Workload(
-            architecture=self._architecture,
-            build=lambda architecture: self._build(architecture, trainable=False),
-            batch=full_prompts,
-            settle=self._settle,
-            run=self._generate,
-            view=self._view,
-            temporaries=no_temporaries if self._target is None else cuda_temporaries,
-        )
+        from brim.memory.generation import full_prompts  # here, as below, since training needs no engine
+
+        return replace(self._workload(full_prompts), run=self._generate)
 
     def slots(self, shape: CacheShape) -> Workload:
         """Return the workload of those passes of brim's own engine that take the most."""
+        from brim.memory.generation import slots_at_their_peak
 
         def run(model: nn.Module, batch: None, begin: Callable[[str], None]) -> None:
             slots_at_their_peak(cast(Any, model), shape, self.generation_settings, self._precision, begin)
 
-        return replace(self.generation(), batch=lambda rows, tokens: None, run=run)
+        return replace(self._workload(lambda rows, tokens: None), run=run)
+
+    def _workload(self, batch: Callable[[int, int], Any], *, trainable: bool = False) -> Workload:
+        return Workload(
+            architecture=self._architecture,
+            build=lambda architecture: self._build(architecture, trainable=trainable),
+            batch=batch,
+            settle=self._settle,
+            view=self._view,
+            temporaries=no_temporaries if self._target is None else cuda_temporaries,
+        )
 
     @property
     def generation_settings(self) -> dict[str, Any]:
         """Return a run's settings, except for the tokens that end a text."""
+        from brim.infer.engines import generation_settings
+
         return generation_settings(self._config.generation, pad_id=0, end_ids=[0])
 
     def _build(self, architecture: PretrainedConfig, *, trainable: bool) -> nn.Module:
@@ -200,11 +179,13 @@ class ConfigWorkload:
         ).eval()
         forget_generation_settings(model)
         if config.quantization is not None:
+            from brim.memory.bitsandbytes import quantize_stand_in
+
             quantize_stand_in(
                 model,
                 config.quantization,
-                is_stored=is_stored_quantised(self._folder),
-                skip_modules=skipped_modules(self._folder),
+                is_stored=self._folder.is_quantised,
+                skip_modules=self._folder.skipped_modules,
             )
         if self._is_frozen and self._precision.autocast_dtype is not None:
             cast_products(model, self._precision.autocast_dtype)
@@ -242,7 +223,7 @@ class ConfigWorkload:
     @property
     def _arriving_bytes(self) -> int | None:
         """Return the bytes, on arrival, of an element that is quantised on the device; None where none is."""
-        if self._config.quantization is None or is_stored_quantised(self._folder):
+        if self._config.quantization is None or self._folder.is_quantised:
             return None
         return self._weights_dtype.itemsize
 
@@ -261,7 +242,7 @@ class ConfigWorkload:
     def _load_kind(self) -> LoadKind:
         if self._config.quantization is None:
             return "moved"
-        return "placed" if is_stored_quantised(self._folder) else "quantized"
+        return "placed" if self._folder.is_quantised else "quantized"
 
     def _all_loaded(self, recording: Recording) -> list[LoadedTensor]:
         """Return the tensors of all layers."""
@@ -295,6 +276,8 @@ class ConfigWorkload:
             next_token_scores(model, batch, head=self._llm.head)
 
     def _generate(self, model: nn.Module, batch: PromptBatch, begin: Callable[[str], None]) -> None:
+        from brim.memory.generation import generate_some
+
         with self._precision.autocast(_CPU, keeps_copies=False):
             generate_some(cast(Any, model), batch, self.generation_settings, begin)
 
@@ -302,13 +285,17 @@ class ConfigWorkload:
     def _attention(self) -> str | None:
         """Return the implementation that the model is built with; FlashAttention replaces it later."""
         setting = self._config.model_parameters.attn_implementation
-        return "eager" if self._flash_attention else as_transformers_takes_it(setting)
+        if self._flash_attention:
+            return "eager"
+        return None if setting == "auto" else setting
 
     @property
     def _flash_attention(self) -> FlashAttnPackage | None:
         """Return a model of the flash-attn package, which need not be installed to know what it would allocate."""
         if self._target is None or self._config.model_parameters.attn_implementation != "flash_attention_2":
             return None
+        from brim.memory.cuda import FlashAttnPackage
+
         return FlashAttnPackage(target=self._target)
 
     @contextmanager

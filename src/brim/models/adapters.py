@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from brim.config import Choice
 from brim.config.schema import LoraConfig
 from brim.errors import ModelError, Problem
-from brim.models.adapter_folder import WEIGHTS, AdapterFolder, differs, open_adapter, require_same, unusable
+from brim.models.folders import WEIGHTS, AdapterFolder, differs, open_adapter, require_same, unusable
 from brim.models.needs import experts_with_dropout
 from brim.models.quantization import require_bitsandbytes
 
@@ -195,11 +195,6 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 _KEY = "model_parameters.attn_implementation"
-
-
-def as_transformers_takes_it(setting: str) -> str | None:
-    """Return what `from_pretrained` takes: with None it uses sdpa where the architecture has it, else eager."""
-    return None if setting == "auto" else setting
 
 
 def attention_choice(setting: str, model: PreTrainedModel) -> tuple[Choice, ...]:

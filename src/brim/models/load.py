@@ -27,18 +27,14 @@ from brim.errors import BrimError, ConfigError, ModelError, Problem
 from brim.models.adapters import (
     RowDropout,
     add_adapter,
-    as_transformers_takes_it,
     attention_choice,
     drop_by_row,
     is_adapted,
 )
-from brim.models.chunked_loss import chunk_rows
 from brim.models.device import Precision, cast_products, precision
-from brim.models.folder import Initialize, ModelFolder
-from brim.models.loss import LogitHead, NoLogitHead, logit_head
+from brim.models.folders import Initialize, ModelFolder
+from brim.models.loss import LogitHead, NoLogitHead, chunk_rows, logit_head
 from brim.models.quantization import (
-    comes_in_mxfp4,
-    is_stored_quantised,
     quantization_for,
     require_bitsandbytes,
     settle_layers,
@@ -48,7 +44,7 @@ from brim.notes import Note, planned
 from brim.units import format_bytes, format_count, format_parameters
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,15 +194,16 @@ def load_base(
     code to be run and `trust_remote_code` is off; BrimError when there is too little memory.
     """
     settings: dict[str, Any] = {
-        "attn_implementation": as_transformers_takes_it(attn_implementation),
+        # With None, transformers takes sdpa where the architecture has it, else eager.
+        "attn_implementation": None if attn_implementation == "auto" else attn_implementation,
         "trust_remote_code": trust_remote_code,
     }
     if quantization is not None:
         require_bitsandbytes()
         settings["device_map"] = {"": str(device)}  # layers are quantised where they will stay
-        if not is_stored_quantised(folder):
+        if not folder.is_quantised:
             settings["quantization_config"] = quantization_for(quantization)
-    elif initialize == "pretrained" and comes_in_mxfp4(folder):
+    elif initialize == "pretrained" and folder.comes_in_mxfp4:
         from transformers import Mxfp4Config
 
         settings["quantization_config"] = Mxfp4Config(dequantize=True)
@@ -228,6 +225,18 @@ def load_base(
     if quantization is not None:
         settle_layers(model, quantization, device)
     return model
+
+
+def read_architecture(folder: ModelFolder, *, trust_remote_code: bool) -> PretrainedConfig:
+    """Read a folder's config.json as transformers' configuration. Raises ModelError when transformers cannot."""
+    from transformers import AutoConfig
+
+    try:
+        architecture = AutoConfig.from_pretrained(folder.path, trust_remote_code=trust_remote_code)
+    except LOADING_ERRORS as error:
+        raise ModelError(explain(error, folder)) from error
+    without_quantization(architecture)
+    return architecture
 
 
 def forget_generation_settings(model: PreTrainedModel) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from brim.config.schema import Config, FinetuneTrainer
 from brim.errors import ConfigError, Problem
-from brim.models.folder import ModelFolder
+from brim.models.folders import ModelFolder
 from brim.notes import warning
 
 # Of NVIDIA's driver, of Windows' for Linux beside it, and of AMD's, whose GPUs torch calls CUDA devices, too.

@@ -18,7 +18,7 @@ from unittest.mock import patch
 from brim.config import Choice
 from brim.config.schema import Config, QuantizationConfig
 from brim.errors import ModelError, Problem
-from brim.models.folder import ModelFolder
+from brim.models.folders import QUANTIZATION, ModelFolder
 
 if TYPE_CHECKING:
     import torch
@@ -116,12 +116,6 @@ def _mend_dequantization() -> torch.library.Library:
     return library
 
 
-_KEY = "quantization_config"  # in config.json
-
-
-_MXFP4 = "mxfp4"  # of gpt-oss: 4-bit blocks of the experts' weights
-
-
 _STORED = ("bits", "bnb_4bit_use_double_quant", "bnb_4bit_quant_type")  # the other keys say how layers compute
 
 
@@ -130,9 +124,9 @@ def with_stored_quantization(config: Config, folder: ModelFolder) -> Config:
 
     Raises ModelError where the folder is quantised otherwise than the configuration says, or by another library.
     """
-    if comes_in_mxfp4(folder) and config.initialize != "random" and config.quantization is not None:
+    if folder.comes_in_mxfp4 and config.initialize != "random" and config.quantization is not None:
         raise ModelError(_twice(config.quantization, folder))
-    if not is_stored_quantised(folder) or config.initialize == "random":
+    if not folder.is_quantised or config.initialize == "random":
         return config
     stored = _stored(folder)
     given = config.quantization
@@ -149,40 +143,18 @@ def with_stored_quantization(config: Config, folder: ModelFolder) -> Config:
     return config.model_copy(update={"quantization": stored.model_copy(update=own)})
 
 
-def is_stored_quantised(folder: ModelFolder) -> bool:
-    """Return whether the weights in the folder are quantised already, and stay so when they are loaded."""
-    return _KEY in folder.config and not comes_in_mxfp4(folder)
-
-
-def comes_in_mxfp4(folder: ModelFolder) -> bool:
-    """Return whether the experts' weights are stored in blocks of mxfp4.
-
-    transformers computes with such blocks where Triton and the Hub's kernels are there, and does not train them
-    (Mxfp4HfQuantizer.is_trainable); brim has them dequantised as they are loaded, for training and for inference.
-    """
-    stored = folder.config.get(_KEY)
-    return isinstance(stored, dict) and stored.get("quant_method") == _MXFP4
-
-
 def stored_choices(config: Config, folder: ModelFolder) -> list[Choice]:
     """Say what becomes of weights that are stored otherwise than they are loaded."""
-    if not comes_in_mxfp4(folder) or config.initialize == "random":
+    if not folder.comes_in_mxfp4 or config.initialize == "random":
         return []
     reason = "stored in mxfp4, whose 4-bit blocks do not train: the experts take as much as in a model of 16 bits"
     return [Choice(key="base_model", value="dequantised", reason=reason)]
 
 
-def skipped_modules(folder: ModelFolder) -> list[str] | None:
-    """Return the linear layers that are not quantised in a quantised folder; None where it names none."""
-    stored = folder.config.get(_KEY)
-    names = stored.get("llm_int8_skip_modules") if isinstance(stored, dict) else None
-    return None if names is None else list(names)
-
-
 def without_quantization(architecture: PretrainedConfig) -> None:
     """Take out of transformers' configuration what says that its weights are quantised."""
-    if hasattr(architecture, _KEY):
-        delattr(architecture, _KEY)
+    if hasattr(architecture, QUANTIZATION):
+        delattr(architecture, QUANTIZATION)
 
 
 def quantization_for(settings: QuantizationConfig) -> BitsAndBytesConfig:
@@ -259,7 +231,7 @@ def _initialise_once(layer: Linear8bitLt) -> None:
 
 def _stored(folder: ModelFolder) -> QuantizationConfig:
     """Read the quantization of weights that are stored quantised in the folder."""
-    stored = folder.config[_KEY]
+    stored = folder.config[QUANTIZATION]
     stored = stored if isinstance(stored, dict) else {}
     method = stored.get("quant_method")
     bits = 8 if stored.get("load_in_8bit") else 4 if stored.get("load_in_4bit") else None

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brim.batching import Costs, Totals, cut_totals
-from brim.memory import Budget
+from brim.memory.devices import Budget
 from brim.planning.costs import BoundBy, Shape
 from brim.planning.plan import Candidate, Way
 from brim.units import format_bytes, format_count, format_seconds

@@ -27,8 +27,10 @@ from brim.infer.engines import (
     end_ids_of,
     generation_settings,
 )
-from brim.memory import budget_of, device_at_hand
-from brim.models import LLM, AdapterFolder, base_model, open_adapter, precision
+from brim.memory.devices import budget_of, device_at_hand
+from brim.models import LLM, precision
+from brim.models.folders import AdapterFolder, open_adapter
+from brim.models.loss import base_model
 from brim.planning.request import cannot
 from brim.session import Session
 

@@ -19,19 +19,10 @@ from brim.config.schema import NoTrainer
 from brim.data.tokens import TokenRows
 from brim.infer import score_rows
 from brim.infer.engines import Batches, RowsAtOnce, RowsByCost, RowsByTrial, Smaller
-from brim.memory import (
-    Budget,
-    UntraceableError,
-    budget_of,
-    device_at_hand,
-    enforce,
-    map_large_blocks,
-    read_architecture,
-    returns_at_once,
-    tracing,
-)
+from brim.memory import UntraceableError, tracing
 from brim.memory.closed_form import forward_bound
-from brim.models import LLM
+from brim.memory.devices import Budget, budget_of, device_at_hand, enforce, map_large_blocks, returns_at_once
+from brim.models import LLM, read_architecture
 from brim.notes import Note, Say, planned, short_of, status
 from brim.planning.costs import ForwardPasses, Shape, Traces, enough_tokens, forward_costs
 from brim.session import Session

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brim.infer.engines import USUAL_PASS_TOKENS, CacheCosts, FixedRoom, MemoryRoom, Room
-from brim.memory import Budget, UntraceableError, tracing
+from brim.memory import UntraceableError, tracing
 from brim.memory.closed_form import forward_bound
+from brim.memory.devices import Budget
 from brim.notes import Say
 from brim.planning.costs import CacheModel, Correction, PassTimes, SlotsGeneration, StaticGeneration, Traces
 from brim.planning.plan import GenerationPlan, PlannedRows, Source, summarize_lengths

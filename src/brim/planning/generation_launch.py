@@ -27,8 +27,9 @@ from brim.infer.engines import (
     Passes,
     StaticEngine,
 )
-from brim.memory import Asked, enforce, map_large_blocks, returns_at_once
-from brim.memory.trace import peak_passes
+from brim.memory import Asked
+from brim.memory.devices import enforce, map_large_blocks, returns_at_once
+from brim.memory.generation import peak_passes
 from brim.models import LLM
 from brim.notes import Note, Say, status
 from brim.planning.costs import corrected

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from brim.batching import Costs
 from brim.infer.engines import CacheCosts, CacheShape, FixedRoom, MemoryRoom, Room
-from brim.memory import Budget
+from brim.memory.devices import Budget
 from brim.planning.costs import BoundBy, Shape
 from brim.units import format_bytes, format_count, format_seconds
 

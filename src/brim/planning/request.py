@@ -13,8 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 from brim.config.schema import Config, FinetuneTrainer
 from brim.errors import ConfigError, Problem
 from brim.infer.engines import MemoryRoom, SlotsEngine, StaticEngine, generation_settings, model_class
-from brim.memory import Asked, Budget, Device, budget_of, device_at_hand, read_architecture
-from brim.models import LLM, ModelFolder
+from brim.memory import Asked
+from brim.memory.devices import Budget, Device, budget_of, device_at_hand
+from brim.models import LLM, read_architecture
+from brim.models.folders import ModelFolder
 from brim.planning.costs import Calibrations, Correction, versions
 from brim.session import Session
 from brim.storage import cache_folder, source_digest

@@ -18,9 +18,11 @@ from brim.batching import Costs, Probe
 from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer
 from brim.errors import Problem
-from brim.memory import Budget, budget_of, cpu_device, devices, what_helps
+from brim.memory import what_helps
 from brim.memory.allocator import AllocatorSettings
-from brim.models import open_adapter, own_dropout
+from brim.memory.devices import Budget, budget_of, cpu_device, devices
+from brim.models import own_dropout
+from brim.models.folders import open_adapter
 from brim.notes import Say, status
 from brim.planning.candidates import WayCosts, candidate, choose, verified_strategy, ways
 from brim.planning.costs import Correction

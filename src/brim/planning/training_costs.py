@@ -20,7 +20,8 @@ from numpy.typing import ArrayLike
 import brim
 from brim.batching import Costs
 from brim.config.schema import Config, FinetuneTrainer
-from brim.memory import Budget, tracing
+from brim.memory import tracing
+from brim.memory.devices import Budget
 from brim.notes import Say
 from brim.planning.candidates import WayCosts
 from brim.planning.costs import Correction, Shape, TimeEstimate, Traces, TrainingSteps, seconds_of, versions

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from brim.memory import Budget
+from brim.memory.devices import Budget
 from brim.notes import Note, planned, warning
 from brim.planning.plan import GenerationPlan, TrainingPlan
 from brim.units import format_bytes, format_count, format_seconds

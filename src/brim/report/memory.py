@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from brim.memory import MemoryPrediction
-from brim.memory.closed_form import Line, Napkin
-from brim.memory.trace import CATEGORIES, Category, Place
+from brim.memory.events import CATEGORIES, Category, Place
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
     from rich.text import Text
+
+    from brim.memory.closed_form import Line, Napkin
 
 
 def napkin_table(napkin: Napkin, prediction: MemoryPrediction) -> RenderableType:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brim.memory import MemoryPrediction, Timeline
-from brim.memory.trace import CATEGORIES
+from brim.memory.events import CATEGORIES
 from brim.report.memory import GIB, LOOKS, facts, gib, headline, operator_and_module, total_by_part
 from brim.report.picture import FAINT, INK, PAPER, PageTable, new_figure
 

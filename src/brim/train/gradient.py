@@ -32,7 +32,8 @@ from brim.batching import (
     restore_random_states,
 )
 from brim.data.tokens import TokenRows, collate
-from brim.models import LLM, next_token_loss
+from brim.models import LLM
+from brim.models.loss import next_token_loss
 from brim.train.job import TrainJob
 
 OnEvent = Callable[[Mapping[str, Any]], None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,10 +20,12 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_no
 from brim.batching import StepOutcome, or_explain, second_try
 from brim.config.schema import GradientClippingConfig
 from brim.errors import BrimError, OutOfMemoryError
-from brim.train.checkpoint import TrainState
-from brim.train.gradient import Gradient, OnEvent
-from brim.train.job import TrainJob
 from brim.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from brim.train.checkpoint import TrainState
+    from brim.train.gradient import Gradient, OnEvent
+    from brim.train.job import TrainJob
 
 
 class WeightUpdate:

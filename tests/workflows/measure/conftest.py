@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from brim.config import load_config
-from brim.models import locate
+from brim.models.folders import locate
 from brim.workflows.measure.messages import Request
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from brim.memory.trace import Place
+from brim.memory.events import Place
 from brim.workflows.measure import PhasePeak, Stayed
 from brim.workflows.measure.messages import (
     MeasuredTimeline,

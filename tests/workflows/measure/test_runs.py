@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaModel
 from brim.config import load_config
 from brim.data.tokens import rows_of_step
 from brim.errors import BrimError, ConfigError, InputError
-from brim.models import locate
+from brim.models.folders import locate
 from brim.train import gradient
 from brim.workflows.measure import PhasePeak, run as process
 from brim.workflows.measure.messages import Report

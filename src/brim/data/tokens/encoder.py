@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from brim.errors import InputError, ModelError, Problem
-from brim.models import ModelFolder, read_json
+from brim.models.folders import ModelFolder, read_json
 
 _CHUNK_TEXTS = 1024
 

@@ -32,7 +32,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from brim.models import Precision, base_model
+from brim.models import Precision
+from brim.models.loss import base_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brim.memory.allocator.simulator import CachingAllocator, SimulatedOutOfMemory
-from brim.memory.trace import CATEGORIES, Category, EventStream
+from brim.memory.events import CATEGORIES, Category, EventStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

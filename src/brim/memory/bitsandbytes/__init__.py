@@ -1,4 +1,4 @@
-"""Predict what bitsandbytes' layers, and loading a model, allocate on CUDA.
+"""Predict what bitsandbytes' layers allocate on CUDA.
 
 It works on fake tensors: none of bitsandbytes' kernels runs, and no value is computed.
 """

@@ -1,4 +1,3 @@
-from .architecture import Trained as Trained, optimizer_state as optimizer_state
 from .bound import forward_bound as forward_bound
 from .breakdown import (
     Line as Line,
@@ -7,3 +6,4 @@ from .breakdown import (
     optimizer_of as optimizer_of,
     settings_of as settings_of,
 )
+from .trained import Trained as Trained, optimizer_state as optimizer_state

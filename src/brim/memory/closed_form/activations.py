@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from brim.memory.closed_form.architecture import Architecture, Linear, Lora, targets
-
-FP32_BYTES = 4
-
+from brim.memory.closed_form.architecture import Architecture, Linear
+from brim.memory.closed_form.trained import FP32_BYTES, Lora, targets
 
 _TENSORS_OF_GELU_NEW = 4  # x, x / 2, tanh and 1 + tanh: it is written in plain operators; others are one kernel
 

@@ -15,17 +15,17 @@ from typing import Any, Literal, TypeAlias
 from brim.config import accumulates
 from brim.config.schema import Config, FinetuneTrainer, LoraConfig
 from brim.memory.closed_form.activations import Arithmetic, PartOfLayer, kept_in_a_layer
-from brim.memory.closed_form.architecture import (
-    Architecture,
+from brim.memory.closed_form.architecture import Architecture, read_architecture
+from brim.memory.closed_form.trained import (
+    FP32_BYTES,
     Lora,
     Optimizer,
     Trained,
     all_tensors,
     lora_tensors,
     optimizer_state,
-    read_architecture,
 )
-from brim.memory.trace import Category, Phase
+from brim.memory.events import Category, Phase
 
 Moment: TypeAlias = Literal["load", "loss", "backward begins", "backward ends", "update", "prefill", "decode"]
 
@@ -40,9 +40,6 @@ MOMENTS: Mapping[Phase, tuple[Moment, ...]] = {
 
 # As in models/chunked_loss.py, which imports torch; a test compares them.
 _CHUNK_BYTES, _FEWEST_ROWS, _TRAINED_HEAD_FACTOR = 128 << 20, 256, 4
-
-
-_FP32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +126,7 @@ def _weights(architecture: Architecture, settings: Settings) -> list[Line]:
     if settings.lora is not None:
         added = sum(tensor.elements for tensor in lora_tensors(architecture, settings.lora))
         formula = f"{_lora_formula(settings.lora)} = {added:,} × 4 B"
-        lines.append(_shared("adapter", "weights", formula, added * _FP32_BYTES, always, settings))
+        lines.append(_shared("adapter", "weights", formula, added * FP32_BYTES, always, settings))
     return lines
 
 
@@ -137,14 +134,14 @@ def _quantised(architecture: Architecture, weights: Weights, elements: int, sett
     """Count as bitsandbytes stores: in 4 bits a scale for 64 values, itself quantised or not; in 8 bits one a row."""
     if weights.bits == 8:
         rows = sum(each.outputs for each in architecture.linears if each.part != "experts") * architecture.layers
-        num_bytes, formula = elements + _FP32_BYTES * rows, f"{elements:,} × 1 B + {rows:,} scales × 4 B"
+        num_bytes, formula = elements + FP32_BYTES * rows, f"{elements:,} × 1 B + {rows:,} scales × 4 B"
     else:
         blocks = elements // 64
         if weights.double_quantization:
-            num_bytes = elements // 2 + blocks + blocks // 256 * _FP32_BYTES
+            num_bytes = elements // 2 + blocks + blocks // 256 * FP32_BYTES
             formula = f"{elements:,} × 4.127 bits"
         else:
-            num_bytes, formula = elements // 2 + _FP32_BYTES * blocks, f"{elements:,} × 4.5 bits"
+            num_bytes, formula = elements // 2 + FP32_BYTES * blocks, f"{elements:,} × 4.5 bits"
     name = f"weights in {weights.bits} bits"
     return _shared(name, "weights", formula, num_bytes, MOMENTS[settings.phase], settings)
 
@@ -152,7 +149,7 @@ def _quantised(architecture: Architecture, weights: Weights, elements: int, sett
 def _training(architecture: Architecture, settings: Settings) -> list[Line]:
     assert settings.optimizer is not None, "training has an optimizer"
     tensors = all_tensors(architecture) if settings.lora is None else lora_tensors(architecture, settings.lora)
-    element_bytes = settings.weights.element_bytes if settings.lora is None else _FP32_BYTES
+    element_bytes = settings.weights.element_bytes if settings.lora is None else FP32_BYTES
     state = optimizer_state(settings.optimizer, tensors, element_bytes=element_bytes)
     everywhere = MOMENTS["train"]
     at_update: tuple[Moment, ...] = ("update",)
@@ -245,7 +242,7 @@ def _trained_logits(architecture: Architecture, settings: Settings) -> Line:
         name="logits and loss",
         category="logits_and_loss",
         formula=f"{tokens:,} positions × {words:,} words × 3 × 4 B",
-        num_bytes=tokens * words * 3 * _FP32_BYTES,
+        num_bytes=tokens * words * 3 * FP32_BYTES,
         moments=("loss",),
     )
 
@@ -255,12 +252,12 @@ def _chunk_of_logits(architecture: Architecture, settings: Settings, tokens: int
     words, width, each = architecture.vocabulary, architecture.hidden, settings.arithmetic.compute_bytes
     head_trains = settings.lora is None
     factor = _TRAINED_HEAD_FACTOR if head_trains else 1
-    rows = min(tokens, factor * max(_FEWEST_ROWS, _CHUNK_BYTES // (_FP32_BYTES * words)))
+    rows = min(tokens, factor * max(_FEWEST_ROWS, _CHUNK_BYTES // (FP32_BYTES * words)))
     formula = f"{rows:,} positions × {words:,} words × (4 + {each}) B + 2 × {tokens:,} tokens × {width:,} × {each} B"
-    num_bytes = rows * words * (_FP32_BYTES + each) + 2 * tokens * width * each
+    num_bytes = rows * words * (FP32_BYTES + each) + 2 * tokens * width * each
     if head_trains:
         formula += f" + {words:,} × {width:,} × 4 B"
-        num_bytes += words * width * _FP32_BYTES
+        num_bytes += words * width * FP32_BYTES
     return Line(
         name="logits and loss", category="logits_and_loss", formula=formula, num_bytes=num_bytes, moments=("loss",)
     )
@@ -270,7 +267,7 @@ def _evaluated_logits(architecture: Architecture, settings: Settings) -> Line:
     tokens, words = settings.batch_size * settings.sequence_length, architecture.vocabulary
     each = settings.arithmetic.compute_bytes
     formula = f"{tokens:,} positions × {words:,} words × ({each} + 4 + 4) B"
-    num_bytes = tokens * words * (each + 2 * _FP32_BYTES)
+    num_bytes = tokens * words * (each + 2 * FP32_BYTES)
     return Line(
         name="logits and loss", category="logits_and_loss", formula=formula, num_bytes=num_bytes, moments=("loss",)
     )
@@ -295,7 +292,7 @@ def _generating(architecture: Architecture, settings: Settings) -> list[Line]:
             name="logits",
             category="logits_and_loss",
             formula=f"{rows} rows × {words:,} words × ({each} + 4) B",
-            num_bytes=rows * words * (each + _FP32_BYTES),
+            num_bytes=rows * words * (each + FP32_BYTES),
             moments=MOMENTS["generate"],
         ),
     ]

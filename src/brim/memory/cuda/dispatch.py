@@ -18,13 +18,14 @@ from torch.nn import functional
 from torch.nn.functional import pad
 
 from brim.memory.cuda.autocast import AccumulationInPlace, autocast_as_on_cuda
-from brim.memory.cuda.flash_attn import FlashAttnPackage
 from brim.memory.cuda.operators import grouped_mm, rms_norm
 from brim.memory.cuda.sdpa import sdpa
 from brim.memory.cuda.target import CudaTarget, record_answers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from brim.memory.cuda.flash_attn import FlashAttnPackage
 
 
 @contextmanager

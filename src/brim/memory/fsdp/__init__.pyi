@@ -1,1 +1,1 @@
-from .stream import Offload as Offload, ShardedStream as ShardedStream, Sharding as Sharding, shard as shard
+from .stream import ShardedStream as ShardedStream, Sharding as Sharding, shard as shard

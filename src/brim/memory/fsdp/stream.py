@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from brim.memory.events import EventStream, Place, Weight
 from brim.memory.fsdp.units import (
     COMPUTE,
     Cut,
@@ -30,12 +31,8 @@ from brim.memory.fsdp.units import (
     storages_kept_by_hooks,
     units,
 )
-from brim.memory.trace import EventStream, Place, Weight
 
 Kind: TypeAlias = Literal["fsdp2", "fsdp1", "whole"]
-
-
-Offload: TypeAlias = Literal["none", "optimizer", "weights"]
 
 
 _BACKWARD, _OPTIMIZER = "backward", "optimizer"
@@ -52,7 +49,8 @@ class Sharding:
     kind: Kind = "fsdp2"  # whole: nothing is sharded, which leaves only what goes to the CPU
     reshard_after_forward: bool = True  # of the layers; the root stays whole until its backward pass is over
     prefetch: bool = True  # the next unit is gathered while this one's gradients are computed
-    offload: Offload = "none"  # to the CPU: the optimizer's state and its step; weights: these and the gradients, too
+    # To the CPU: the optimizer's state and its step; weights: these and the gradients, too.
+    offload: Literal["none", "optimizer", "weights"] = "none"
     precision: Precision = field(default_factory=Precision)
     reentrant_checkpoints: bool = False  # around FSDP1's units: no unit is prefetched, and hooks keep what they watch
 

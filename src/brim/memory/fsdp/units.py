@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from brim.memory.trace import Category, EventStream, Place, Weight
+from brim.memory.events import Category, EventStream, Place, Weight
 
 
 def storages_kept_by_hooks(stream: EventStream, layers: list[int | None], frozen: Set[int | None]) -> frozenset[int]:

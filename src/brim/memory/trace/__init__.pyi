@@ -6,31 +6,6 @@ from .compose import (
     play as play,
     with_workspaces as with_workspaces,
 )
-from .events import (
-    CATEGORIES as CATEGORIES,
-    Category as Category,
-    EventStream as EventStream,
-    Phase as Phase,
-    Place as Place,
-    Unit as Unit,
-    Weight as Weight,
-    Work as Work,
-    WorkCount as WorkCount,
-    WorkPhase as WorkPhase,
-    WorkPlace as WorkPlace,
-)
-from .generation import (
-    DECODE as DECODE,
-    FILL as FILL,
-    PREFILL as PREFILL,
-    TRACED_TOKENS as TRACED_TOKENS,
-    UnlikeStepsError as UnlikeStepsError,
-    compose_generation as compose_generation,
-    full_prompts as full_prompts,
-    generate_some as generate_some,
-    peak_passes as peak_passes,
-    slots_at_their_peak as slots_at_their_peak,
-)
 from .layers import depth_of_architecture as depth_of_architecture, with_layers as with_layers
 from .operators import DEVICE_OF as DEVICE_OF, attention_flops as attention_flops
 from .optimizer import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 
-from brim.memory.trace.events import EventStream
+from brim.memory.events import EventStream
 from brim.memory.trace.optimizer import OptimizerRecording
 from brim.memory.trace.recording import Recording
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import flop_registry
 
-from brim.memory.trace.events import Unit
+from brim.memory.events import Unit
 
 DEVICE_OF = torch.ops.prim.device.default
 

@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from brim.memory.trace.events import Category, EventStream, Place, Unit, WorkCounter, WorkPlace
+from brim.memory.events import Category, EventStream, Place, Unit, WorkCounter, WorkPlace
 from brim.memory.trace.operators import DEVICE_OF, OperatorWork, dtype_name, num_bytes_of, operator_work, result_of
 
 if TYPE_CHECKING:

@@ -15,16 +15,16 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from brim.memory.trace.events import Depth, EventStream, Weight, WorkCount, categorize
+from brim.memory.events import Depth, EventStream, Weight, WorkCount, categorize
 from brim.memory.trace.layers import (
     Expansion,
-    NotUniformError,
     decoder_layers,
     depth_of_architecture,
     expand,
     with_layers,
 )
 from brim.memory.trace.recorder import Recorder, Workload, build_fake
+from brim.memory.trace.segments import NotUniformError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from brim.batching import Surface
 from brim.infer.engines import CacheCosts, CacheShape
-from brim.memory import DeviceSpeed
+from brim.memory.devices import DeviceSpeed
 from brim.planning.costs.sampling import round_length, round_rows, sampled_length, short_length, through
 from brim.planning.costs.time import WorkLaw, fewest_near_least, law_through, roofline
 from brim.planning.costs.traces import Found, Traces

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brim.batching import Surface
-from brim.memory import DeviceSpeed
-from brim.memory.trace import Work, WorkCount, WorkPhase, WorkPlace
+from brim.memory.devices import DeviceSpeed
+from brim.memory.events import Work, WorkCount, WorkPhase, WorkPlace
 from brim.planning.costs.sampling import Shape
 
 _LENGTHS = 5  # lines of a surface

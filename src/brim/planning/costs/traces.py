@@ -24,11 +24,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from brim.batching import Costs, Surface
 from brim.config.schema import Config
-from brim.memory import ConfigWorkload, Device, DeviceSpeed, device_speed
+from brim.memory import ConfigWorkload
 from brim.memory.allocator import AllocatorSettings, CachingAllocator, SimulatedOutOfMemory, replay
 from brim.memory.cuda import CudaTarget
-from brim.memory.trace import EventStream, Recording, Work, WorkCount, WorkPlace, with_workspaces
-from brim.models import ModelFolder
+from brim.memory.devices import Device, DeviceSpeed, device_speed
+from brim.memory.events import EventStream, Work, WorkCount, WorkPlace
+from brim.memory.trace import Recording, with_workspaces
+from brim.models.folders import ModelFolder
 from brim.planning.costs.sampling import Shape, region, round_length, sampled, short_length, through
 from brim.planning.costs.time import TimeEstimate, shapes_to_count
 from brim.storage import Cache, cache_folder, digest, source_digest

@@ -16,15 +16,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from brim.batching import Costs
 from brim.infer.engines import CacheShape
-from brim.memory import ConfigWorkload, DeviceSpeed, static_stream
+from brim.memory import ConfigWorkload
+from brim.memory.devices import DeviceSpeed
+from brim.memory.events import EventStream, Place
+from brim.memory.generation import DECODE, FILL, PREFILL, static_stream
 from brim.memory.trace import (
-    DECODE,
-    FILL,
-    PREFILL,
     Binding,
-    EventStream,
     OptimizerRecording,
-    Place,
     Recording,
     compose_parts,
     compose_steps,
@@ -33,7 +31,7 @@ from brim.memory.trace import (
     record,
     record_optimizer,
 )
-from brim.models import chunk_rows, fullest_chunks
+from brim.models.loss import chunk_rows, fullest_chunks
 from brim.planning.costs.sampling import LEAST_TOKENS, sampled_length, short_length
 from brim.planning.costs.time import fewest_near_least, roofline
 from brim.planning.costs.traces import Found, Key, Traces, undisturbed
@@ -238,7 +236,8 @@ class StaticGeneration:
         """Return the recording of the prompts' length of a `CacheShape`."""
         of = _cache_shape(shape)
         new_tokens = of.columns - of.prompt_tokens
-        self._streams[shape], recording = static_stream(self.config, of.rows, of.prompt_tokens, new_tokens=new_tokens)
+        traced = self.config.generation()
+        self._streams[shape], recording = static_stream(traced, of.rows, of.prompt_tokens, new_tokens=new_tokens)
         return recording
 
     def find(self, traces: Traces, shape: Key) -> Found:

@@ -19,7 +19,8 @@ from brim.config import load_config, require_trust_said_again
 from brim.config.schema import Config, FinetuneTrainer
 from brim.data.read import Files, absolute_files
 from brim.errors import BrimError, ConfigError, InputError, OutputError, Problem
-from brim.models import continued, locate, require_trainable, with_stored_quantization
+from brim.models import require_trainable, with_stored_quantization
+from brim.models.folders import continued, locate
 from brim.notes import Say
 from brim.report import curves_plot, listening, require_matplotlib, save_picture, show
 from brim.storage import make_folder, write_text, writing

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from brim.config.schema import Config
-from brim.memory.trace import Phase, Place
-from brim.models import ModelFolder
+from brim.memory.events import Phase, Place
+from brim.models.folders import ModelFolder
 
 WARM_UP_STEPS = 1  # the optimizer's state and the caches of kernels are born in the first
 

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from brim.errors import BrimError
-from brim.memory.trace import Phase, Place
+from brim.memory.events import Phase, Place
 from brim.workflows.measure.messages import MeasuredTimeline, PhasePeak, Spike, Stayed
 
 

@@ -22,9 +22,11 @@ import torch
 from brim.config import accumulates
 from brim.config.schema import Config, FinetuneTrainer
 from brim.errors import ConfigError, InputError
-from brim.memory import PACKING_BYTES, MemoryPrediction, Timeline, predict_memory, with_checkpointing
-from brim.memory.trace import Phase
-from brim.models import ModelFolder, locate, require_trainable, with_stored_quantization
+from brim.memory import MemoryPrediction, Timeline, predict_memory, with_checkpointing
+from brim.memory.devices import PACKING_BYTES
+from brim.memory.events import Phase
+from brim.models import require_trainable, with_stored_quantization
+from brim.models.folders import ModelFolder, locate
 from brim.workflows.measure.messages import (
     LEAST_RISES,
     WARM_UP_STEPS,

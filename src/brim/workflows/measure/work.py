@@ -43,7 +43,8 @@ from brim.infer.engines import (
     generation_settings,
     respond_to,
 )
-from brim.models import LLM, base_model, device_facts, device_name, load_llm, pick_device
+from brim.models import LLM, device_facts, device_name, load_llm, pick_device
+from brim.models.loss import base_model
 from brim.train import CheckpointStore, Loop, Record, RunLength, TrainState, build_job
 from brim.units import format_count
 from brim.workflows.measure.messages import PhasePeak, Report, Request, Stayed

@@ -21,7 +21,8 @@ from brim.data.tokens import TextEncoder, TokenRows
 from brim.errors import DataError, InputError
 from brim.infer import GrowingText, KeptCache, stream_tokens
 from brim.infer.engines import FinishReason, RowsAtOnce, SlotsEngine
-from brim.models import LLM, base_model
+from brim.models import LLM
+from brim.models.loss import base_model
 from brim.notes import Say
 from brim.planning import constraint_of, engine_by_hand, require_one_fits, settings_of, tokens_of_one
 from brim.session import Session, say_nothing, with_settings

@@ -21,7 +21,7 @@ from typing import Any, TextIO, TypeAlias
 from brim.config import mask_secrets
 from brim.errors import InputError, OutputError
 from brim.infer import Journal
-from brim.models import CONFIG, WEIGHTS
+from brim.models.folders import CONFIG, WEIGHTS
 from brim.notes import Say
 from brim.session import Session
 from brim.storage import make_folder, remove_folder, sha256, sync, write_text, writing

@@ -38,7 +38,8 @@ from brim.infer import (
     score_of,
 )
 from brim.infer.engines import Engine, Finished, Response, SlotsEngine
-from brim.memory import Asked, Budget, ask
+from brim.memory import Asked, ask
+from brim.memory.devices import Budget
 from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import Note, Say, planned, status, warning
 from brim.planning import (

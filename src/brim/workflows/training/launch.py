@@ -38,8 +38,8 @@ from brim.batching import (
 )
 from brim.config.schema import FinetuneTrainer
 from brim.errors import OutOfMemoryError
-from brim.memory import Budget, budget_of
 from brim.memory.closed_form import Trained, optimizer_of, optimizer_state
+from brim.memory.devices import Budget, budget_of
 from brim.models import LLM
 from brim.notes import Say
 from brim.planning import (

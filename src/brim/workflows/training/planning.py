@@ -17,18 +17,10 @@ from brim.data.chat import settled_day
 from brim.data.read import Data, read
 from brim.data.tokens import TokenRows, load_encoder
 from brim.errors import ConfigError, InputError, Problem
-from brim.memory import (
-    MOST_MADE_UP,
-    MOST_TOKENS,
-    Asked,
-    Device,
-    ask,
-    device_at_hand,
-    read_architecture,
-    require_in_context,
-    require_whole,
-)
-from brim.models import ModelFolder, no_library_warnings
+from brim.memory import MOST_MADE_UP, MOST_TOKENS, Asked, ask, require_in_context, require_whole
+from brim.memory.devices import Device, device_at_hand
+from brim.models import no_library_warnings, read_architecture
+from brim.models.folders import ModelFolder
 from brim.notes import Say, status
 from brim.planning import PlanRequest, TrainingPlan, plan_run
 from brim.report import listening, show

@@ -11,7 +11,8 @@ from typing import Any
 from brim.batching import Cutter, cutter_of
 from brim.data import Prepared
 from brim.errors import InputError
-from brim.memory import UntraceableError, budget_of, device_at_hand, enforce, map_large_blocks, returns_at_once
+from brim.memory import UntraceableError
+from brim.memory.devices import budget_of, device_at_hand, enforce, map_large_blocks, returns_at_once
 from brim.models import LLM
 from brim.notes import Note, Say, as_warnings, planned as planned_line, status, warning
 from brim.planning import PlanRequest, TrainingPlan, keep, plan_run, short_plan, too_long

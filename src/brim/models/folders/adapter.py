@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from brim.config import pattern_fault
 from brim.config.schema import LoraConfig
 from brim.errors import ModelError, Problem
-from brim.models.folder import local_path
-from brim.models.untrusted import read_json, require_plain_files
+from brim.models.folders.model import local_path
+from brim.models.folders.untrusted import read_json, require_plain_files
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 

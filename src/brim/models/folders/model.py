@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from brim.errors import InputError, ModelError, Problem
-from brim.models.untrusted import TOKENIZER_BYTES, read_json, refusals, require_plain_files
+from brim.models.folders.untrusted import TOKENIZER_BYTES, read_json, refusals, require_plain_files
 
 FLOORS = {
     "transformers": ((5, 3), "earlier ones could be made to run a model's code unasked"),
@@ -38,6 +38,9 @@ def require_floors() -> None:
             )
     if problems:
         raise InputError(*problems)
+
+
+QUANTIZATION = "quantization_config"  # in config.json
 
 
 Initialize = Literal["pretrained", "random"]
@@ -71,6 +74,28 @@ class ModelFolder:
     context_length: int | None  # tokens; None where the architecture sets no limit
     tokenizer_file: Path | None  # tokenizer.json, where the folder has one
     has_weights: bool
+
+    @property
+    def is_quantised(self) -> bool:
+        """Return whether the stored weights are quantised, and stay so when they are loaded."""
+        return QUANTIZATION in self.config and not self.comes_in_mxfp4
+
+    @property
+    def comes_in_mxfp4(self) -> bool:
+        """Return whether the experts' weights are stored in blocks of mxfp4, as those of gpt-oss.
+
+        transformers computes with such blocks where Triton and the Hub's kernels are there, and does not train them
+        (Mxfp4HfQuantizer.is_trainable); brim has them dequantised as they are loaded, for training and for inference.
+        """
+        stored = self.config.get(QUANTIZATION)
+        return isinstance(stored, dict) and stored.get("quant_method") == "mxfp4"
+
+    @property
+    def skipped_modules(self) -> list[str] | None:
+        """Return the linear layers that are not quantised in a quantised folder; None where it names none."""
+        stored = self.config.get(QUANTIZATION)
+        names = stored.get("llm_int8_skip_modules") if isinstance(stored, dict) else None
+        return None if names is None else list(names)
 
 
 def locate(

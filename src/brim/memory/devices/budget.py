@@ -19,7 +19,7 @@ from pathlib import Path
 
 from brim.config.schema import MemoryConfig
 from brim.errors import ConfigError, Problem
-from brim.memory.device import PACKING_BYTES, Device
+from brim.memory.devices.device import PACKING_BYTES, Device
 from brim.units import format_bytes, parse_bytes
 
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from brim.models.chunked_loss import LogitTransform, chunked_loss_sum, chunked_scores
+from brim.models.loss.chunked import LogitTransform, chunked_loss_sum, chunked_scores
 
 
 class TokenBatch(Protocol):

@@ -1,7 +1,6 @@
 """Predict what loading a base model allocates on the device: what stays, and what is there only while loading.
 
 A model's tensors, real or stand-in, come as loading brings them, instead of one after the other in the model's order.
-Stand-ins for bitsandbytes' layers are put where transformers' quantizer would put those layers.
 """
 
 from __future__ import annotations
@@ -9,23 +8,18 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
-from brim.config.schema import QuantizationConfig
-from brim.memory.bitsandbytes.layout import KeptTensor
-from brim.memory.trace import DYNAMIC_MAP_BYTES, EventStream, Place
-from brim.models import require_bitsandbytes
+from brim.memory.events import EventStream, Place
+from brim.memory.trace import DYNAMIC_MAP_BYTES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from brim.memory.bitsandbytes.linear import FourBits
+    from brim.memory.bitsandbytes import KeptTensor
 
 
 def loaded_tensors(model: PreTrainedModel, *, arriving_bytes: int | None = None) -> list[LoadedTensor]:
@@ -76,6 +70,8 @@ def _kept(module: nn.Module) -> Mapping[str, KeptTensor]:
     """Return by name, in the order of birth, what a stand-in keeps in place of its weight."""
     if not _is_stand_in(module):
         return {}
+    from brim.memory.bitsandbytes import KeptTensor
+
     tensors: dict[str, Any] = {**module._parameters, **module._buffers}
     names = [name for name in _ORDER if tensors.get(name) is not None]
     return {
@@ -223,6 +219,15 @@ def base_path(module: str) -> str:
     """Return a module's path in the base model, from its path in the model as PEFT wraps it."""
     parts = f"{module}.".removeprefix("base_model.model.").split(".")
     return ".".join(part for part in parts if part not in ("", "base_layer"))
+
+
+def bias_bytes(model: nn.Module) -> dict[str, int]:
+    """Return the bytes of an element of each quantised layer's bias, by the bias's name in the base model."""
+    return {
+        f"{base_path(name)}.bias": bias.element_size()
+        for name, module in model.named_modules()
+        if _is_stand_in(module) and (bias := module._parameters.get("bias")) is not None
+    }
 
 
 def _load_part(stream: EventStream) -> tuple[tuple[int, str], tuple[int, str]]:
@@ -432,106 +437,3 @@ def _of_layer(tensor: LoadedTensor, kept: KeptTensor) -> str:
 
 def _place(tensor: LoadedTensor) -> Place:
     return Place(phase="load", layer=tensor.layer, module=tensor.name.rpartition(".")[0])
-
-
-def quantize_stand_in(
-    model: PreTrainedModel,
-    settings: QuantizationConfig,
-    *,
-    is_stored: bool = False,
-    outlier_columns: int | None = None,
-    skip_modules: Sequence[str] | None = None,
-    release: tuple[int, int] | None = None,
-    dequantized_dtype: torch.dtype | None = None,
-    quant_storage: torch.dtype = torch.uint8,
-) -> None:
-    """Replace the model's linear layers by stand-ins that allocate what bitsandbytes' layers do on CUDA.
-
-    The output layer and what is tied to it stay, as in transformers (`replace_with_bnb_linear`,
-    integrations/bitsandbytes.py), and so do experts, which no linear layer holds. What stays keeps its dtype. The model
-    is on the meta device (then PEFT can adapt it, and its tensors may be replaced by fake ones afterwards) or fake.
-
-    settings: resolved. is_stored: the folder's weights are quantised already. outlier_columns: of the activations, for
-    8 bits; None takes what trained models have. skip_modules: `llm_int8_skip_modules` of a stored model. release: of
-    bitsandbytes; None takes the installed one. dequantized_dtype: where the backward pass dequantises to another dtype
-    than that of arithmetic, as it does outside brim. Raises ModelError where bitsandbytes cannot be imported.
-    """
-    require_bitsandbytes()
-    from transformers.pytorch_utils import Conv1D
-    from transformers.quantizers.base import HfQuantizer
-    from transformers.quantizers.quantizers_utils import should_convert_module
-
-    from brim.memory.bitsandbytes.linear import FourBits
-
-    four_bits = None
-    if settings.bits == 4:
-        four_bits = FourBits(
-            compute_dtype=getattr(torch, settings.bnb_4bit_compute_dtype),
-            double_quant=settings.bnb_4bit_use_double_quant,
-            quant_type=settings.bnb_4bit_quant_type,
-            dequantized_dtype=dequantized_dtype,
-            quant_storage=quant_storage,
-            release=release or installed_release(),
-        )
-    kept = HfQuantizer.get_modules_to_not_convert(
-        model, None if skip_modules is None else list(skip_modules), list(model._keep_in_fp32_modules or ())
-    )
-    for name, module in list(model.named_modules()):
-        if should_convert_module(name, kept) and (isinstance(module, Conv1D) or type(module) is nn.Linear):
-            with _where(cast(torch.Tensor, module.weight)):
-                model.set_submodule(name, _stand_in(module, settings, four_bits, outlier_columns))
-    if four_bits is not None and four_bits.double_quant and not is_stored:
-        with _where(next(model.parameters())):
-            # Quantising makes one table for the process (name2qmap, functional.py). Older releases' layers point to it.
-            table = torch.empty(DYNAMIC_MAP_BYTES // 4, dtype=torch.float32)
-            model.register_buffer("bitsandbytes_dynamic_map", table, persistent=False)
-    # PEFT chooses its layers by these; transformers' quantizer sets them after loading.
-    setattr(model, f"is_loaded_in_{settings.bits}bit", True)
-
-
-def installed_release() -> tuple[int, int]:
-    """Return the first two numbers of the installed bitsandbytes' version."""
-    from importlib.metadata import version
-
-    major, minor = version("bitsandbytes").split(".")[:2]
-    return int(major), int(minor)
-
-
-def bias_bytes(model: nn.Module) -> dict[str, int]:
-    """Return the bytes of an element of each quantised layer's bias, by the bias's name in the base model."""
-    return {
-        f"{base_path(name)}.bias": bias.element_size()
-        for name, module in model.named_modules()
-        if _is_stand_in(module) and (bias := module._parameters.get("bias")) is not None
-    }
-
-
-def _stand_in(
-    module: Any, settings: QuantizationConfig, four_bits: FourBits | None, outlier_columns: int | None
-) -> nn.Module:
-    """Make the layer that takes this one's place; its bias stays the same parameter, frozen."""
-    from brim.memory.bitsandbytes.linear import TYPICAL_OUTLIER_COLUMNS, StandInLinear4bit, StandInLinear8bit
-
-    transposed = not isinstance(module, nn.Linear)  # GPT-2's Conv1D
-    in_features, out_features = module.weight.shape if transposed else reversed(module.weight.shape)
-    new: nn.Module
-    if four_bits is not None:
-        new = StandInLinear4bit(in_features, out_features, bias=module.bias, settings=four_bits)
-    else:
-        new = StandInLinear8bit(
-            in_features,
-            out_features,
-            bias=module.bias,
-            threshold=settings.llm_int8_threshold,
-            outlier_columns=TYPICAL_OUTLIER_COLUMNS if outlier_columns is None else outlier_columns,
-        )
-    new.source_cls = type(module)  # type: ignore[assignment]  # as transformers does; loading.py reads it
-    new.train(module.training)
-    return new.requires_grad_(False)
-
-
-def _where(weight: torch.Tensor) -> AbstractContextManager[Any]:
-    """Return the context in which new tensors are what this one is: fake, on meta, or real."""
-    if isinstance(weight, FakeTensor):
-        return weight.fake_mode
-    return torch.device(weight.device)

@@ -1,0 +1,18 @@
+from .budget import (
+    Budget as Budget,
+    budget_of as budget_of,
+    enforce as enforce,
+    limit_lifted as limit_lifted,
+    map_large_blocks as map_large_blocks,
+    returns_at_once as returns_at_once,
+)
+from .device import (
+    PACKING_BYTES as PACKING_BYTES,
+    Device as Device,
+    cpu_device as cpu_device,
+    device_at_hand as device_at_hand,
+    device_of as device_of,
+    devices as devices,
+    find_device as find_device,
+)
+from .speed import DeviceSpeed as DeviceSpeed, device_speed as device_speed
