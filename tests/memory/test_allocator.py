@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -11,7 +10,7 @@ from tests.properties import examples
 
 from brim.errors import InputError
 from brim.memory.allocator import AllocatorSettings, CachingAllocator, Heap, SimulatedOutOfMemory, replay
-from brim.memory.events import CATEGORIES, EventStream, Place
+from brim.memory.events import EventStream, Place
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 HERE = Place("forward")
@@ -315,25 +314,6 @@ def test_a_stream_by_hand():
     beside = [0, 6 * MIB, 6 * MIB + 512, 6 * MIB, 12 * MIB, 6 * MIB, 0]
     assert result.allocated_bytes.tolist() == [block + each for each in beside]
     assert result.allocated_peak == 4
-
-
-def test_categories_sum_to_what_the_allocator_counts():
-    generator = np.random.default_rng(0)
-    stream, alive, allocator = EventStream(), [], CachingAllocator()
-    for _ in range(2000):
-        if alive and generator.random() < 0.48:
-            stream.death(alive.pop(int(generator.integers(len(alive)))), HERE)
-        else:
-            size = int(2 ** generator.uniform(0, 26))
-            alive.append(stream.birth(size, CATEGORIES[int(generator.integers(len(CATEGORIES)))], HERE))
-    result = replay(stream, allocator)
-    total = np.sum([result.live_bytes[category] for category in CATEGORIES], axis=0)
-    assert (total == result.allocated_bytes).all()
-    assert result.allocated_bytes[-1] == allocator.allocated_bytes
-    assert result.allocated_bytes.max() == allocator.peak_allocated_bytes
-    assert result.allocated_bytes[result.allocated_peak] == allocator.peak_allocated_bytes
-    assert result.reserved_bytes.max() == allocator.peak_reserved_bytes
-    assert (result.reserved_bytes >= result.allocated_bytes).all()
 
 
 def test_empty_storages_and_empty_streams_take_nothing():

@@ -106,15 +106,13 @@ def test_a_local_card_has_what_its_driver_says_and_what_is_not_of_cuda_counts_as
     assert device_at_hand(torch.device("mps")).is_cpu
 
 
-def test_the_workspace_of_cublas_by_compute_capability_and_as_it_is_set():
+def test_the_workspace_of_cublas_by_compute_capability():
     small, large = 8_519_680, 32 * MIB
     for capability, num_bytes in (
         *((each, small) for each in (None, (7, 5), (8, 9), (11, 0))),
         *((each, large) for each in ((9, 0), (10, 0), (12, 0))),
     ):
         assert cublas_workspace_bytes(capability) == num_bytes
-    for config, num_bytes in {":4096:8": large, ":4096:2:16:8": small, ":16:8": 128 * 1024, "nonsense": small}.items():
-        assert cublas_workspace_bytes((8, 0), {"CUBLAS_WORKSPACE_CONFIG": config}) == num_bytes
 
 
 @pytest.mark.parametrize(("world_size", "nccl_bytes"), [(1, 0), (2, 544 * MIB), (4, 688 * MIB)])

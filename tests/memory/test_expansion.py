@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 from tests.memory.tiny_architectures import FAMILIES, UNTRACEABLE, write_folder
-from tests.memory.traced import events, recorded_layers, stream_of, workload_of
+from tests.memory.traced import events, recorded_layers, stream_of, training, workload_of
 
 import brim.memory.generation.passes as generation
 import brim.memory.generation.streams as streams
@@ -241,16 +241,6 @@ TRAINING = {
 }  # fmt: skip
 
 
-def training(folder, settings):
-    """A configuration from the keys of TRAINING, of which most are the trainer's."""
-    above = {key: settings[key] for key in ("adapter", "quantization", "precision") if key in settings}
-    if "attention" in settings:
-        above["model_parameters"] = {"attn_implementation": settings["attention"]}
-    trainer = {key: value for key, value in settings.items() if key not in {*above, "attention"}}
-    trainer = {"type": "finetune", "batch_size": 2, "effective_batch_size": 2, **trainer}
-    return {"base_model": str(folder), "trainer": trainer, **above}
-
-
 def untrained(folder, new_tokens=6, **settings):
     given = {"max_new_tokens": new_tokens, "do_sample": False, **settings}
     return {"base_model": str(folder), "trainer": {"type": "none"}, "generation": given}
@@ -274,7 +264,7 @@ def check(config, phase, num_recorded, **shape):
 
 @pytest.mark.parametrize("settings", TRAINING.values(), ids=TRAINING)
 def test_training(llama, settings):
-    check(training(llama, settings), "train", [4])
+    check(training(llama, **settings), "train", [4])
 
 
 def test_evaluation_and_generation(llama):
@@ -310,7 +300,7 @@ PATTERNS = {
 def test_training_where_layers_differ(family, tmp_path):
     changes, num_recorded = PATTERNS[family]
     settings = {"enable_gradient_checkpointing": True, "chunked_loss": True, "optimizer": "sgd"}
-    config = training(write_folder(tmp_path / family, family, **changes), settings)
+    config = training(write_folder(tmp_path / family, family, **changes), **settings)
     check(config, "train", [num_recorded], tokens=4)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -78,6 +79,15 @@ def workload_of(config: dict[str, Any], phase: Any, *, target: CudaTarget | None
     """What brim runs for a configuration."""
     asked = memory.ask(config, phase=phase, device="a100-80gb", memory_bytes=None)
     return ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target)
+
+
+def training(folder: Path, **given: Any) -> dict[str, Any]:
+    """A configuration that trains two rows at a time. given: keys of the trainer, or above it; `attention`."""
+    above = {key: given.pop(key) for key in ("adapter", "precision", "quantization") if key in given}
+    if "attention" in given:
+        above["model_parameters"] = {"attn_implementation": given.pop("attention")}
+    trainer = {"type": "finetune", "batch_size": 2, "effective_batch_size": 2, **given}
+    return {"base_model": str(folder), "trainer": trainer, **above}
 
 
 def all_layers() -> Any:

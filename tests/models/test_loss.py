@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from tests.memory.tiny_architectures import FAMILIES as TINY, HEADS, SMALL
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy, linear
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from brim.data.tokens import TokenRow, collate
+from brim.memory.workload import full_batch
 from brim.models.loss import LogitHead, chunk_rows, chunked as chunked_loss, next_token_loss, next_token_scores
 from brim.models.loss.chunked import LogitTransform, chunked_loss_sum, chunked_scores
 from brim.models.loss.next_token import NoLogitHead, logit_head
@@ -263,46 +265,25 @@ def test_rows_of_a_chunk():
 # A model run as body and head: equal to the architecture's own forward, or left whole with a reason
 
 
-SMALL = {
-    "vocab_size": 120, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1,
-}  # fmt: skip
-GPT = {
-    "vocab_size": 120,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
-EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-OTHER_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 8}
-WIDE = {**SMALL, "head_dim": 8}
 FAMILIES = {
-    **dict.fromkeys(("llama", "qwen2", "phi", "gpt_neox", "nanochat", "olmo2", "stablelm"), SMALL),
-    **dict.fromkeys(("qwen3", "gemma", "glm4"), WIDE),
-    "phi3": {**SMALL, "sliding_window": None},
-    "starcoder2": {**SMALL, "sliding_window": None},
-    **dict.fromkeys(("gpt2", "gpt_bigcode"), GPT),
-    "mistral": {**SMALL, "sliding_window": 4},
-    "mixtral": {**SMALL, **EXPERTS},
-    "gemma2": {**WIDE, "sliding_window": 4, "query_pre_attn_scalar": 8},
-    "gemma3_text": {**WIDE, "sliding_window": 4},
+    **{
+        name: TINY[name]
+        for name in (
+            "llama", "qwen2", "phi", "gpt_neox", "olmo2", "qwen3", "phi3", "starcoder2", "gpt2", "gpt_bigcode", "mistral",
+            "mixtral", "gemma2", "gemma3_text", "opt", "falcon", "bloom", "gpt_oss", "gptj", "mpt", "qwen3_moe",
+        )
+    },
+    **dict.fromkeys(("nanochat", "stablelm"), SMALL),
+    **dict.fromkeys(("gemma", "glm4"), HEADS),
     "granite": {**SMALL, "logits_scaling": 2.0},
-    "granitemoe": {**SMALL, **EXPERTS, "logits_scaling": 3.0},
-    "opt": {**SMALL, "ffn_dim": 48, "word_embed_proj_dim": 32},
-    "falcon": {**SMALL, "new_decoder_architecture": True, "num_kv_heads": 2},
-    "bloom": {"vocab_size": 120, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "granitemoe": {**TINY["granitemoe"], "logits_scaling": 3.0},
     "cohere": {**SMALL, "logit_scale": 0.0625},
-    "cohere2": {**SMALL, "logit_scale": 0.0625, "sliding_window": 4},
-    "gpt_oss": {**WIDE, **EXPERTS},
-    "gptj": {**GPT, "rotary_dim": 4},
-    "minicpm3": {**SMALL, **LATENT},
-    "mpt": {"vocab_size": 120, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64},
-    "qwen3_moe": {**WIDE, **OTHER_EXPERTS},
-}
+    "cohere2": {**TINY["cohere2"], "logit_scale": 0.0625},
+    "minicpm3": {
+        **SMALL, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 8,
+    },
+}  # fmt: skip
+TWO_LAYERS = {"num_hidden_layers": 2, "n_layer": 2, "n_layers": 2}
 WITHOUT_SDPA = ("bloom", "gemma2", "gpt_oss", "gptj", "mpt")  # transformers has none, for capped scores for instance
 # What lies between an architecture's body and its logits, where that is more than a matrix product.
 HIDDEN_SCALES = {"minicpm3": 8.0}  # 256, where its muP began, over hidden_size
@@ -349,13 +330,15 @@ def assert_alike(model, head, tolerance, **settings):
 
 def llama(kind=LlamaForCausalLM, **settings):
     torch.manual_seed(0)
-    return kind(LlamaConfig(**{**SMALL, **settings}))
+    return kind(LlamaConfig(**{**SMALL, **TWO_LAYERS, **settings}))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_architecture_in_parts_is_the_whole_one_and_padding_changes_no_row(family, small_chunks):
     torch.manual_seed(0)
-    architecture = AutoConfig.for_model(family, **FAMILIES[family])
+    sizes = FAMILIES[family]
+    depth = {key: layers for key, layers in TWO_LAYERS.items() if key in sizes}
+    architecture = AutoConfig.for_model(family, **{**sizes, **depth})
     kernel = "eager" if family in WITHOUT_SDPA else "sdpa"
     model = AutoModelForCausalLM.from_config(architecture, attn_implementation=kernel).eval()
     head = logit_head(model)
@@ -473,25 +456,13 @@ def assert_no_trace(model):
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_looking_leaves_no_trace_and_runs_no_layer():
-    with torch.device("meta"):
-        model = llama()
-    assert isinstance(logit_head(model), LogitHead)  # with weights that are nowhere
-    assert_no_trace(model)
-
-
-def test_it_runs_on_fake_tensors(small_chunks):
-    with FakeTensorMode() as mode:
-        model = llama()
-    head = logit_head(model)
-    with mode:
-        real = three()
-        fake = type(real)(
-            input_ids=torch.zeros(3, 23, dtype=torch.int64),
-            targets=torch.zeros(45, dtype=torch.int64),
-            target_rows=torch.zeros(45, dtype=torch.int64),
-            logit_positions=torch.zeros(45, dtype=torch.int64),
-            num_logits=real.num_logits,
-        )
-        next_token_loss(model, fake, head=head).backward()
+def test_it_needs_no_values_and_leaves_no_trace(small_chunks):
+    for values in (torch.device("meta"), FakeTensorMode()):
+        with values:
+            model = llama()
+        head = logit_head(model)
+        assert isinstance(head, LogitHead)
+        assert_no_trace(model)
+    with values:
+        next_token_loss(model, full_batch(3, 23), head=head).backward()
     assert head.projection.weight.grad.shape == (120, 32)
