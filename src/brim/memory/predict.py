@@ -105,13 +105,6 @@ class Question:
     choices: tuple[str, ...]  # those of shape and sharding, to be shown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape:
-    batch_size: int
-    sequence_length: int
-    choices: tuple[str, ...] = ()
-
-
 def ask(
     config: str | Path | Mapping[str, Any] | Config,
     *,
@@ -214,7 +207,8 @@ def _device(name: str | None, memory_bytes: int | None) -> tuple[Device, bool]:
     return find_device("a100-80gb"), False
 
 
-def _shape(asked: Asked, batch_size: int | None, sequence_length: int | None) -> _Shape:
+def _shape(asked: Asked, batch_size: int | None, sequence_length: int | None) -> tuple[int, int, tuple[str, ...]]:
+    """Return rows, tokens and the choices of those that were open."""
     choices: list[str] = []
     trainer = asked.config.trainer
     trains = isinstance(trainer, FinetuneTrainer) and asked.phase in ("train", "load")
@@ -233,7 +227,7 @@ def _shape(asked: Asked, batch_size: int | None, sequence_length: int | None) ->
     require_whole("batch_size", batch_size, most=MOST_ROWS)
     require_whole("sequence_length", sequence_length, least=LEAST_TOKENS, most=MOST_TOKENS // batch_size)
     require_in_context(asked, sequence_length)
-    return _Shape(batch_size=batch_size, sequence_length=sequence_length, choices=tuple(choices))
+    return batch_size, sequence_length, tuple(choices)
 
 
 _BY_LENGTH = ": auto, the smallest micro-batch; `brim plan` shows the micro-batches of a run"
@@ -301,14 +295,9 @@ def question(
 ) -> Question:
     """Prepare what `answer` takes; arguments and errors are those of `predict_memory`."""
     sharding = _sharding(world_size, offload)
-    shape = _shape(asked, batch_size, sequence_length)
-    job = Job(
-        rows=shape.batch_size,
-        tokens=shape.sequence_length,
-        sharding=sharding,
-        allocator=_allocator_settings(allocator),
-    )
-    return Question(asked=asked, traces=Traces(job), choices=(*shape.choices, *_sharding_choices(sharding)))
+    rows, tokens, choices = _shape(asked, batch_size, sequence_length)
+    job = Job(rows=rows, tokens=tokens, sharding=sharding, allocator=_allocator_settings(allocator))
+    return Question(asked=asked, traces=Traces(job), choices=(*choices, *_sharding_choices(sharding)))
 
 
 def check(question: Question) -> None:

@@ -10,7 +10,7 @@ the peaks with what the device has.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -217,30 +217,10 @@ class MemoryPrediction:
         """Return all but the timeline, for JSON; the names are those of the attributes."""
         brief = ("gradient_checkpointing", "allocated_bytes", "reserved_bytes", "total_bytes", "fits")
         return {
-            "phase": self.phase,
-            "device": self.device,
-            "batch_size": self.batch_size,
-            "sequence_length": self.sequence_length,
-            "world_size": self.world_size,
-            "allocated_bytes": self.allocated_bytes,
-            "reserved_bytes": self.reserved_bytes,
-            "outside_bytes": self.outside_bytes,
-            "total_bytes": self.total_bytes,
-            "end_allocated_bytes": self.end_allocated_bytes,
+            **{each.name: getattr(self, each.name) for each in fields(self) if each.name != "timeline"},
             "by_category": dict(self.by_category),
-            "peak": {
-                "phase": self.peak.phase,
-                "layer": self.peak.layer,
-                "module": self.peak.module,
-                "operator": self.peak.operator,
-            },
+            "peak": asdict(self.peak),
             "step_peaks_bytes": list(self.step_peaks_bytes),
-            "budget_bytes": self.budget_bytes,
-            "fits": self.fits,
-            "reason": self.reason,
             "choices": list(self.choices),
-            "quantization_bits": self.quantization_bits,
-            "has_chunked_loss": self.has_chunked_loss,
-            "gradient_checkpointing": self.gradient_checkpointing,
             "other": None if self.other is None else {name: getattr(self.other, name) for name in brief},
         }

@@ -8,7 +8,7 @@ For a row that does not fit alone, each change that helps comes with what it wou
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from brim.config import DeviceFacts, resolve
@@ -66,12 +66,7 @@ class Compared:
             "changes": dict(self.variant.changes),
             "fits_on": list(self.fits_on),
             "cards": {
-                card.name: {
-                    "total_bytes": card.total_bytes,
-                    "fits": card.fits,
-                    "gradient_checkpointing": card.gradient_checkpointing,
-                }
-                for card in self.cards
+                card.name: {key: value for key, value in asdict(card).items() if key != "name"} for card in self.cards
             },
             **self.prediction.as_dict(),
         }

@@ -176,33 +176,17 @@ def _attention(
 ) -> tuple[Linear, ...]:
     bias = _flag(family.qkv_bias, config, kind)
 
-    def project(name: str, outputs: int) -> Linear:
-        return Linear(
-            name=name,
-            part="attention",
-            block=family.attention_block,
-            inputs=hidden,
-            outputs=outputs,
-            bias=bias,
-            reads="norm 1",
-        )
+    out_bias, block = _flag(family.out_bias, config, kind), family.attention_block
 
-    inner: tuple[Linear, ...]
-    if family.fused_qkv:
-        inner = (project(family.fused_qkv, queries + 2 * keys),)
-    else:
-        inner = (project("q_proj", queries), project("k_proj", keys), project("v_proj", keys))
-    out_bias = _flag(family.out_bias, config, kind)
-    out = Linear(
-        name=family.out,
-        part="attention",
-        block=family.attention_block,
-        inputs=queries,
-        outputs=hidden,
-        bias=out_bias,
-        reads="attention's output",
+    def linear(name: str, inputs: int, outputs: int, *, bias: bool, reads: str) -> Linear:
+        return Linear(name=name, part="attention", block=block, inputs=inputs, outputs=outputs, bias=bias, reads=reads)
+
+    separate = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    inner = {family.fused_qkv: queries + 2 * keys} if family.fused_qkv else separate
+    return (
+        *(linear(name, hidden, outputs, bias=bias, reads="norm 1") for name, outputs in inner.items()),
+        linear(family.out, queries, hidden, bias=out_bias, reads="attention's output"),
     )
-    return (*inner, out)
 
 
 def _mlp(family: Family, config: Mapping[str, Any], kind: str, hidden: int, wide: int) -> tuple[Linear, ...]:
@@ -220,26 +204,15 @@ def _mlp(family: Family, config: Mapping[str, Any], kind: str, hidden: int, wide
 
 
 def _experts(hidden: int, wide: int, copies: int) -> tuple[Linear, ...]:
+    def linear(name: str, inputs: int, outputs: int, *, reads: str, copies: int = copies) -> Linear:
+        return Linear(
+            name=name, part="experts", block="mlp", inputs=inputs, outputs=outputs, reads=reads, copies=copies
+        )
+
     return (
-        Linear(name="gate", part="experts", block="mlp", inputs=hidden, outputs=copies, reads="norm 2"),
-        Linear(
-            name="gate_up_proj",
-            part="experts",
-            block="mlp",
-            inputs=hidden,
-            outputs=2 * wide,
-            reads="norm 2",
-            copies=copies,
-        ),
-        Linear(
-            name="down_proj",
-            part="experts",
-            block="mlp",
-            inputs=wide,
-            outputs=hidden,
-            reads="activation",
-            copies=copies,
-        ),
+        linear("gate", hidden, copies, reads="norm 2", copies=1),
+        linear("gate_up_proj", hidden, 2 * wide, reads="norm 2"),
+        linear("down_proj", wide, hidden, reads="activation"),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,7 +22,7 @@ from brim.memory.closed_form.activations import kept_in_a_layer
 from brim.memory.closed_form.architecture import Architecture, read_architecture
 from brim.memory.closed_form.breakdown import Settings, settings_of
 from brim.memory.closed_form.trained import FP32_BYTES
-from brim.memory.events import Unit
+from brim.memory.devices import DeviceSpeed
 
 # A layer's pass keeps less than what it would keep for a backward pass, but has temporary tensors.
 _TIMES_A_LAYER = 4
@@ -64,18 +64,6 @@ _TRAFFIC = 1.5
 _DTYPES = {"fp32": "float32", "bf16-true": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 
 
-class Speed(Protocol):
-    """Say what a device does in a second, as `DeviceSpeed` does."""
-
-    @property
-    def bytes_per_s(self) -> float: ...
-    @property
-    def host_s_per_kernel(self) -> float: ...
-    @property
-    def is_asynchronous(self) -> bool: ...
-    def flops_per_s(self, unit: Unit, dtype: str) -> float: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBound:
     """Bound what passes without gradients of one model take."""
@@ -96,7 +84,7 @@ class ForwardBound:
         of_logits = self.architecture.vocabulary * 2 * (self._settings(length).arithmetic.compute_bytes + FP32_BYTES)
         return self._bytes_in_layers(length) + of_logits
 
-    def scoring(self, lengths: ArrayLike, *, static_bytes: int, speed: Speed) -> Costs:
+    def scoring(self, lengths: ArrayLike, *, static_bytes: int, speed: DeviceSpeed) -> Costs:
         """Return the costs of scoring rows of these lengths. static_bytes: of the weights, and what is beside them."""
         tokens = np.asarray(lengths, dtype=np.int64)
         ends = tuple(sorted({int(tokens.min()), int(tokens.max())}))
@@ -139,7 +127,7 @@ class ForwardBound:
         )
 
     def generation_s(
-        self, lengths: ArrayLike, costs: CacheCosts, speed: Speed, *, rows: int, is_slots: bool = True
+        self, lengths: ArrayLike, costs: CacheCosts, speed: DeviceSpeed, *, rows: int, is_slots: bool = True
     ) -> float:
         """Return about the seconds where so many rows run together and every response is as long as it may be."""
         tokens, generation = np.asarray(lengths, dtype=np.int64), self.config.generation
@@ -191,7 +179,7 @@ class ForwardBound:
         )
         return _TIMES_A_LAYER * sum(part.bytes_per_token for part in parts)
 
-    def _scoring_s(self, tokens: NDArray[np.float64], length: int, speed: Speed) -> NDArray[np.float64]:
+    def _scoring_s(self, tokens: NDArray[np.float64], length: int, speed: DeviceSpeed) -> NDArray[np.float64]:
         """Return the seconds of FLOPs and kernels alone."""
         of = self.architecture
         a_layer = sum(

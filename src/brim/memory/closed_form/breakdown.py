@@ -9,7 +9,7 @@ Legend: B rows, T tokens of a row, S = B × T, D hidden size, V vocabulary, r an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from brim.config import accumulates
@@ -72,11 +72,7 @@ class Napkin:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all for JSON; the names are those of the attributes."""
-        lines = [
-            {"name": line.name, "category": line.category, "formula": line.formula, "num_bytes": line.num_bytes}
-            | {"moments": list(line.moments)}
-            for line in self.lines
-        ]
+        lines = [{**asdict(line), "moments": list(line.moments)} for line in self.lines]
         totals = {"moments": dict(self.moments), "peak": self.peak, "total_bytes": self.total_bytes}
         return {"lines": lines, "notes": list(self.notes), **totals}
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import wraps
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -14,9 +14,6 @@ _Arguments = ParamSpec("_Arguments")
 
 
 _Answer = TypeVar("_Answer")
-
-
-FlashAttnVersion: TypeAlias = Literal["2.5", "2.6", "2.7", "2.8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -142,16 +141,12 @@ def devices() -> tuple[Device, ...]:
     )
 
 
-def cublas_workspace_bytes(capability: tuple[int, int] | None, environment: Mapping[str, str] | None = None) -> int:
+def cublas_workspace_bytes(capability: tuple[int, int] | None) -> int:
     """Return the bytes of one cuBLAS handle's workspace (parseChosenWorkspaceSize in ATen/cuda/CublasHandlePool.cpp).
 
     PyTorch keeps one for each handle and stream, and a handle for each thread: a training step has two, one of the
-    forward pass's thread and one of the backward pass's. CUBLAS_WORKSPACE_CONFIG is `:KiB:count`, repeated.
+    forward pass's thread and one of the backward pass's. CUBLAS_WORKSPACE_CONFIG is taken to be unset.
     """
-    config = (environment or {}).get("CUBLAS_WORKSPACE_CONFIG", "")
-    pairs = re.findall(r":([0-9]+):([0-9]+)", config)
-    if pairs:
-        return sum(int(kibibytes) * 1024 * int(count) for kibibytes, count in pairs)
     is_hopper_or_blackwell = capability is not None and capability[0] in (9, 10, 12)
     return 32 * _MIB if is_hopper_or_blackwell else 2 * 4096 * 1024 + 8 * 16 * 1024
 

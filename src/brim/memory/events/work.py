@@ -67,13 +67,6 @@ class WorkCount:
         """Return the kernels of some phases."""
         return WorkCount(places={place: work for place, work in self.places.items() if place.phase in phases})
 
-    def flops_by_dtype(self) -> dict[str, int]:
-        flops: Counter[str] = Counter()
-        for place, work in self.places.items():
-            if work.flops:
-                flops[place.dtype] += work.flops
-        return dict(flops)
-
 
 class WorkCounter:
     """Add up kernels while layers are recorded, by the part of the recording in which they run."""

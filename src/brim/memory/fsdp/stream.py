@@ -20,10 +20,10 @@ from typing import Literal, TypeAlias
 from brim.memory.events import EventStream, Place, Weight
 from brim.memory.fsdp.units import (
     COMPUTE,
-    Cut,
     FlatShards,
     FullyShard,
     Precision,
+    Sharded,
     Tape,
     gradients_added,
     layer_of_events,
@@ -91,13 +91,13 @@ class _Walk:
 
     def __init__(self, stream: EventStream, weights: Sequence[Weight], sharding: Sharding, tape: Tape) -> None:
         self._stream, self._sharding, self._tape = stream, sharding, tape
-        cut = Cut(
+        sharded = Sharded(
             units={} if sharding.kind == "whole" else units(weights),
             world_size=sharding.world_size,
             precision=sharding.precision,
             offload=sharding.offload == "weights",
         )
-        self._whole = FullyShard(tape, cut) if sharding.kind == "fsdp2" else FlatShards(tape, cut)
+        self._whole = FullyShard(tape, sharded) if sharding.kind == "fsdp2" else FlatShards(tape, sharded)
         self._weights = {weight.storage: weight for weight in weights}
         self._layers = layer_of_events(stream)
         self._optimizer_sizes = sharded_sizes(

@@ -46,7 +46,7 @@ def storages_kept_by_hooks(stream: EventStream, layers: list[int | None], frozen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class Sharded:
     """Say what is sharded, and over how many ranks."""
 
     units: Mapping[int | None, Sequence[Weight]]
@@ -61,10 +61,10 @@ class FlatShards:
     Parameters of no unit are whole on each rank, and their gradients stay as they were computed.
     """
 
-    def __init__(self, tape: Tape, cut: Cut) -> None:
-        self._tape, self._world_size = tape, cut.world_size
-        self._precision, self._offload = cut.precision, cut.offload
-        self._units = {layer: flat_parameters(weights) for layer, weights in cut.units.items()}
+    def __init__(self, tape: Tape, sharded: Sharded) -> None:
+        self._tape, self._world_size = tape, sharded.world_size
+        self._precision, self._offload = sharded.precision, sharded.offload
+        self._units = {layer: flat_parameters(weights) for layer, weights in sharded.units.items()}
         self._flat = {flat.weights[0].storage: flat for flats in self._units.values() for flat in flats}
         self._whole: dict[int | None, list[int]] = {}
         self._offloaded: list[int] = []  # sharded gradients, copied to the CPU and kept until the pass is over
@@ -152,9 +152,9 @@ class FlatShards:
 class FullyShard:
     """Split parameters one by one, and gather them through one buffer a unit."""
 
-    def __init__(self, tape: Tape, cut: Cut) -> None:
-        self._tape, self._units, self._world_size = tape, cut.units, cut.world_size
-        self._precision, self._offload = cut.precision, cut.offload
+    def __init__(self, tape: Tape, sharded: Sharded) -> None:
+        self._tape, self._units, self._world_size = tape, sharded.units, sharded.world_size
+        self._precision, self._offload = sharded.precision, sharded.offload
         self._whole: dict[int | None, list[int]] = {}
         self._buffers: dict[int | None, int] = {}  # gathered, not yet copied out
         self._last_buffer: list[int] = []  # of the forward pass: freed after the next one was copied out
@@ -269,11 +269,11 @@ def sharded_sizes(weights: Iterable[Weight], *, world_size: int, precision: Prec
         whole = weight.elements
         part = shard_elements(weight.shape, world_size) if by_rows else -(-whole // world_size)
         kept = precision.in_shards(weight)
-        cut = {size: part * (kept if size == weight.element_bytes else size) for size in _ELEMENT_BYTES}
-        cut_sizes = [(whole * size, shard_bytes) for size, shard_bytes in cut.items()]
+        shard_sizes = {size: part * (kept if size == weight.element_bytes else size) for size in _ELEMENT_BYTES}
+        pairs = [(whole * size, shard_bytes) for size, shard_bytes in shard_sizes.items()]
         if whole > _SCALED_BLOCK:
-            cut_sizes.append((4 * -(-whole // _SCALED_BLOCK), 4 * -(-part // _SCALED_BLOCK)))
-        for whole_bytes, shard_bytes in cut_sizes:
+            pairs.append((4 * -(-whole // _SCALED_BLOCK), 4 * -(-part // _SCALED_BLOCK)))
+        for whole_bytes, shard_bytes in pairs:
             sizes[whole_bytes] = max(shard_bytes, sizes.get(whole_bytes, 0))
     return sizes
 

@@ -359,14 +359,4 @@ def state_tensors(rule: StateRule, num_elements: int) -> tuple[StateTensor, ...]
     return tuple(states)
 
 
-def state_bytes(rule: StateRule, parameters: Iterable[int]) -> tuple[int, int]:
-    """Return bytes in the caching allocator, before rounding, and paged bytes. parameters: elements of each."""
-    sizes = list(parameters)
-    tensors = [tensor for size in sizes for tensor in state_tensors(rule, size)]
-    allocated = sum(tensor.num_bytes for tensor in tensors if not tensor.paged)
-    if any(rule.is_8bit(size) for size in sizes):
-        allocated += rule.num_tables * DYNAMIC_MAP_BYTES
-    return allocated, sum(tensor.num_bytes for tensor in tensors if tensor.paged)
-
-
 DYNAMIC_MAP_BYTES = 256 * 4  # fp32: create_dynamic_map, functional.py

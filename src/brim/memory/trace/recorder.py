@@ -126,7 +126,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._at_sequence_number: list[tuple[str, int | None]] = []
         self._places: dict[tuple[str, int | None, str, str], Place] = {}
         self._operator = ""
-        self._silent = False
         self._closed = False
         self._last: tuple[str, int | None] = ("", None)
         self.recomputed: set[int] = set()  # born while activations were recomputed, and alive afterwards
@@ -175,15 +174,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.stream
 
     @contextmanager
-    def silent(self) -> Iterator[None]:
-        """Ignore births within this context: they are on another device."""
-        before, self._silent = self._silent, True
-        try:
-            yield
-        finally:
-            self._silent = before
-
-    @contextmanager
     def watching_modules(self) -> Iterator[None]:
         """Keep track of which module runs."""
         handles = [
@@ -223,11 +213,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def note(self, operator: str, work: OperatorWork, *, about: Tensor) -> None:
         """Enter a kernel that is not an operator of the trace."""
-        if not self._silent:
-            self._enter_work(operator, work)
+        self._enter_work(operator, work)
 
     def _count(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
-        work = None if self._silent else operator_work(func, args, kwargs, out)
+        work = operator_work(func, args, kwargs, out)
         if work is not None:
             self._enter_work(self._operator, work)
 
@@ -261,7 +250,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _see(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._live and not self._silent:
+        if storage._cdata not in self._live:
             self._enter(storage, self.category)
 
     def _enter(self, storage: Any, category: Category) -> int:

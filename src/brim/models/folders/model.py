@@ -116,22 +116,19 @@ def locate(
         local = local.parent
     if local is not None and local.is_dir():
         path = local.resolve()
-        return _read(
-            path,
-            name=str(path),
-            initialize=initialize,
-            trust_remote_code=trust_remote_code,
-            config_only=config_only,
-        )
-    if local is None or _looks_like_a_path(base_model):
+        name, has_weights = str(path), any((path / file).is_file() for file in _WEIGHT_FILES)
+    elif local is None or _looks_like_a_path(base_model):
         raise ModelError(_no_such_folder(base_model, local))
-    path = _from_hub(base_model)
+    else:
+        path = _from_hub(base_model)
+        name, has_weights = base_model, True
+    needs_weights = initialize == "pretrained" and not config_only
     return _read(
         path,
-        name=base_model,
-        initialize="random",
+        name=name,
+        has_weights=has_weights,
+        needs_weights=needs_weights,
         trust_remote_code=trust_remote_code,
-        has_weights=True,
         config_only=config_only,
     )
 
@@ -160,10 +157,10 @@ def _read(
     path: Path,
     *,
     name: str,
-    initialize: Initialize,
+    has_weights: bool,
+    needs_weights: bool,
     trust_remote_code: bool,
     config_only: bool,
-    has_weights: bool | None = None,
 ) -> ModelFolder:
     require_plain_files(path)
     problems: list[Problem] = []
@@ -173,9 +170,7 @@ def _read(
     except ModelError as error:
         problems += error.problems
     problems += refusals(path, config, name=name, trust_remote_code=trust_remote_code, config_only=config_only)
-    if has_weights is None:
-        has_weights = any((path / file).is_file() for file in _WEIGHT_FILES)
-    if not has_weights and initialize == "pretrained" and not config_only:
+    if needs_weights and not has_weights:
         problems.append(_no_weights(path))
     if not config_only and not any((path / file).is_file() for file in _TOKENIZER_FILES):
         problems.append(
