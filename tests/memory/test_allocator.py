@@ -117,16 +117,7 @@ def test_a_large_request_and_its_segment_and_none():
         assert allocator.reserved_bytes == segment_bytes, request_bytes
 
 
-def test_streams_do_not_share_blocks():
-    allocator = CachingAllocator()
-    allocator.free(allocator.malloc(64 * MIB))
-    allocator.malloc(64 * MIB, stream=2)
-    assert figures(allocator) == (64 * MIB, 128 * MIB)
-    allocator.malloc(64 * MIB)
-    assert figures(allocator) == (128 * MIB, 128 * MIB)
-
-
-def test_memory_runs_out_when_nothing_can_be_given_back():
+def test_memory_runs_out_when_nothing_can_be_given_back_or_at_a_fraction_of_the_device():
     allocator = CachingAllocator(capacity_bytes=100 * MIB)
     allocator.malloc(60 * MIB)
     with pytest.raises(SimulatedOutOfMemory) as caught:
@@ -145,9 +136,7 @@ def test_memory_runs_out_when_nothing_can_be_given_back():
     with pytest.raises(SimulatedOutOfMemory):
         pages(16)
     assert pages(15) == (80, 80)
-
-
-def test_a_fraction_of_the_device_is_the_limit():
+    # A fraction of the device is a limit, too.
     allocator = CachingAllocator(parse(FRACTION), capacity_bytes=90 * MIB, device_bytes=100 * MIB)
     allocator.malloc(40 * MIB)
     with pytest.raises(SimulatedOutOfMemory, match=r"50\.0 MiB allowed"):
@@ -316,17 +305,14 @@ def test_a_stream_by_hand():
     assert result.allocated_peak == 4
 
 
-def test_empty_storages_and_empty_streams_take_nothing():
+def test_storages_on_another_stream_take_memory_of_their_own_and_empty_ones_none():
+    stream = stream_of(("temporary", 64 * MIB), 0, ("temporary", 64 * MIB))
+    assert replay(stream, CachingAllocator()).reserved_bytes[-1] == 64 * MIB
+    assert replay(stream, CachingAllocator(), cuda_streams=[0, 1]).reserved_bytes[-1] == 128 * MIB
     result = replay(stream_of(("temporary", 0), 0, ("temporary", 0)), CachingAllocator())
     assert result.allocated_bytes.tolist() == result.reserved_bytes.tolist() == [0, 0, 0]
     result = replay(EventStream(), CachingAllocator())
     assert result.allocated_bytes.shape == result.live_bytes["weights"].shape == (0,)
-
-
-def test_storages_on_another_stream_take_memory_of_their_own():
-    stream = stream_of(("temporary", 64 * MIB), 0, ("temporary", 64 * MIB))
-    assert replay(stream, CachingAllocator()).reserved_bytes[-1] == 64 * MIB
-    assert replay(stream, CachingAllocator(), cuda_streams=[0, 1]).reserved_bytes[-1] == 128 * MIB
 
 
 def test_what_a_stream_leaves_alive_stays_in_the_allocator_and_a_lack_of_memory_names_the_event():

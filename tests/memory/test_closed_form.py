@@ -305,14 +305,11 @@ def test_the_cache_grows_to_prompt_and_answer_and_beams_are_rows():
     assert beams["KV cache, prefill"].formula.startswith("6 rows × 10 tokens")
 
 
-def test_loading_is_weights_alone_and_evaluating_keeps_no_layers():
+def test_loading_is_weights_alone_evaluating_keeps_no_layers_and_each_moment_is_the_sum_of_its_lines():
     assert worked(LLAMA, phase="load", precision="bf16-true").total_bytes == 2 * N
-    found = lines(worked(LLAMA, phase="evaluate", rows=2, tokens=100, precision="bf16-true"))
-    assert found["logits and loss"].num_bytes == 200 * 32_000 * 10
-    assert "activations" not in found
-
-
-def test_each_moment_is_the_sum_of_its_lines():
+    scored = lines(worked(LLAMA, phase="evaluate", rows=2, tokens=100, precision="bf16-true"))
+    assert scored["logits and loss"].num_bytes == 200 * 32_000 * 10
+    assert "activations" not in scored
     found = worked(LLAMA, precision="bf16-mixed", trainer={"type": "finetune", "enable_gradient_checkpointing": True})
     for moment, total in found.moments.items():
         assert total == sum(line.num_bytes for line in found.lines if moment in line.moments)
@@ -337,9 +334,7 @@ def test_what_an_optimizer_keeps():
         assert state.num_bytes == state_bytes, kind
     scaled = optimizer_state(Optimizer(type="adamw_8bit"), [Trained(rows=64, columns=100, count=3)], element_bytes=4)
     assert scaled.num_bytes == 2 * 3 * (6_400 + 25 * 4)  # a scale for 256 values
-
-
-def test_states_are_those_of_the_real_optimizers():
+    # Against the real optimizers.
     weights = [torch.nn.Parameter(torch.ones(30, 20)), torch.nn.Parameter(torch.ones(7))]
     shapes = [Trained(rows=30, columns=20, count=1), Trained(rows=7, columns=1, count=1)]
     for name, kind in [("adamw", torch.optim.AdamW), ("adafactor", torch.optim.Adafactor)]:

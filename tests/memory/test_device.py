@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from brim.errors import InputError
-from brim.memory.devices import Device, device_at_hand, device_of, device_speed, devices, find_device
+from brim.memory.devices import device_at_hand, device_of, device_speed, devices, find_device
 from brim.memory.devices.device import cublas_workspace_bytes
 from brim.memory.devices.speed import cpu_speed, nominal_cpu
 
@@ -59,12 +59,23 @@ def test_every_card_of_the_catalogue_is_found_and_has_a_little_less_than_its_nom
         assert 0.2e12 < speed.bytes_per_s < 8e12
 
 
-def test_an_a100_has_less_than_its_nominal_memory_and_its_context_takes_of_that():
+def test_an_a100_has_less_than_its_nominal_memory_and_reaches_its_share_of_the_data_sheet():
     device = find_device("a100-80gb")
     assert (device.title, device.memory_bytes, device.capability) == ("NVIDIA A100 80GB", 81_039 * MIB, (8, 0))
     assert device.outside_bytes == round(0.53 * GIB)
     assert device.budget_bytes == 81_039 * MIB - round(0.53 * GIB)
-    assert device.cublas_workspace_bytes == 8_519_680
+    speed, faster = device_speed(device), device_speed(device, tf32=True)
+    assert speed.flops_per_s("matrix", "bfloat16") == pytest.approx(0.869 * 312e12)
+    assert speed.flops_per_s("attention", "bfloat16") == pytest.approx(0.55 * 312e12)
+    assert speed.flops_per_s("matrix", "float32") == pytest.approx(0.869 * 19.5e12)
+    assert faster.flops_per_s("matrix", "float32") == pytest.approx(0.869 * 156e12)
+    assert speed.bytes_per_s == pytest.approx(0.867 * 2039e9)
+    t4 = find_device("t4")  # which has no TF32
+    assert device_speed(t4, tf32=True) == device_speed(t4)
+    # A communicator of NCCL takes memory outside PyTorch.
+    for world_size, nccl_bytes in ((1, 0), (2, 544 * MIB), (4, 688 * MIB)):
+        among = device.among(world_size)
+        assert among.outside_bytes - device.outside_bytes == device.budget_bytes - among.budget_bytes == nccl_bytes
 
 
 @pytest.mark.parametrize(
@@ -87,13 +98,14 @@ def test_a_typo_names_the_nearest_card_and_a_name_that_is_like_none_asks_for_the
     assert problem.expected.startswith("cpu, or one of t4, v100-16gb, v100-32gb, a10,")
 
 
-def test_a_card_of_which_only_the_memory_is_known():
+def test_a_card_of_which_only_the_memory_is_known_and_one_that_is_not_in_the_catalogue():
     device = device_of(14 * GIB)
     assert (device.name, device.title, device.capability) == ("14.0 GiB", "a GPU with 14.0 GiB", None)
-    assert device.cublas_workspace_bytes == 8_519_680
     assert device.budget_bytes == 14 * GIB - round(0.65 * GIB)
-    bare = Device(name="24 GiB", title="a GPU", memory_bytes=24 * GIB, capability=None, outside_bytes=0)
-    assert "most like it" in device_speed(bare).source
+    assert "most like it" in device_speed(device).source
+    speed = device_speed(replace(find_device("l4"), name="NVIDIA Z9000", memory_bytes=45 * GIB))
+    assert speed.name == "l40"
+    assert speed.source == "data sheet of the NVIDIA L40, the known GPU that is most like it"
 
 
 def test_a_local_card_has_what_its_driver_says_and_what_is_not_of_cuda_counts_as_a_cpu(monkeypatch):
@@ -115,14 +127,6 @@ def test_the_workspace_of_cublas_by_compute_capability():
         assert cublas_workspace_bytes(capability) == num_bytes
 
 
-@pytest.mark.parametrize(("world_size", "nccl_bytes"), [(1, 0), (2, 544 * MIB), (4, 688 * MIB)])
-def test_nccl_takes_memory_outside_pytorch(world_size, nccl_bytes):
-    alone = find_device("a100-80gb")
-    among = alone.among(world_size)
-    assert among.outside_bytes - alone.outside_bytes == nccl_bytes
-    assert alone.budget_bytes - among.budget_bytes == nccl_bytes
-
-
 def test_the_cpu_at_hand_has_all_of_the_machines_memory_and_a_speed_by_its_cores():
     device = find_device("CPU")
     assert device.is_cpu
@@ -133,22 +137,3 @@ def test_the_cpu_at_hand_has_all_of_the_machines_memory_and_a_speed_by_its_cores
     measured = cpu_speed(1e11, 2e10, source="measured")
     assert measured.flops_per_s("matrix", "bfloat16") == 0.5e11  # the slowest that is known
     assert not measured.is_asynchronous
-
-
-def test_an_a100_reaches_its_share_of_the_data_sheet_and_is_faster_with_tf32():
-    speed = device_speed(find_device("a100-80gb"))
-    assert speed.flops_per_s("matrix", "bfloat16") == pytest.approx(0.869 * 312e12)
-    assert speed.flops_per_s("attention", "bfloat16") == pytest.approx(0.55 * 312e12)
-    assert speed.flops_per_s("matrix", "float32") == pytest.approx(0.869 * 19.5e12)
-    assert speed.bytes_per_s == pytest.approx(0.867 * 2039e9)
-    faster = device_speed(find_device("a100"), tf32=True)
-    assert faster.flops_per_s("matrix", "float32") == pytest.approx(0.869 * 156e12)
-    t4 = find_device("t4")
-    assert device_speed(t4, tf32=True) == device_speed(t4)
-
-
-def test_an_unknown_gpu_is_taken_for_the_one_most_like_it():
-    unknown = replace(find_device("l4"), name="NVIDIA Z9000", memory_bytes=45 * GIB)
-    speed = device_speed(unknown)
-    assert speed.name == "l40"
-    assert speed.source == "data sheet of the NVIDIA L40, the known GPU that is most like it"
