@@ -309,13 +309,10 @@ def cpu_margin(*, returns_at_once: bool) -> Margin:
     return Margin(share=HEAP_SHARE, num_bytes=0, reason="the C library can keep up to 15% of it though it is freed")
 
 
-def cuda_margin(*, outside_spread_bytes: int = OUTSIDE_SPREAD_BYTES) -> Margin:
-    """Return a GPU's margin. outside_spread_bytes: by how much memory outside PyTorch may exceed what is counted."""
-    return Margin(
-        share=PREDICTION_SHARE,
-        num_bytes=outside_spread_bytes,
-        reason=f"a prediction can be off by 1%, and what lies outside PyTorch by {format_bytes(outside_spread_bytes)}",
-    )
+def cuda_margin() -> Margin:
+    """Return a GPU's margin, which covers what memory outside PyTorch may take beyond what is counted."""
+    reason = f"a prediction can be off by 1%, and what lies outside PyTorch by {format_bytes(OUTSIDE_SPREAD_BYTES)}"
+    return Margin(share=PREDICTION_SHARE, num_bytes=OUTSIDE_SPREAD_BYTES, reason=reason)
 
 
 def _limit(state: DeviceState, asked: str | float) -> Limit:
