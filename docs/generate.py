@@ -198,7 +198,7 @@ def _foreign_keys() -> str:
         "",
         "What Axolotl, TRL, transformers, LLaMA-Factory, Composer and torchtune write, and what brim has for it.",
         "Wherever one stands, the error has the line to write, with its value in brim's form. Only where its value",
-        "asks for nothing that brim does not do by itself (`deepspeed: null`, `torch_compile: false`) it is accepted,",
+        "asks for nothing that brim does not do anyway (`deepspeed: null`, `torch_compile: false`) it is accepted,",
         "with a note. Flags are answered in the same way: `--num-epochs 3` with `trainer.epochs=3`.",
         "",
         "| Keys | Example | brim |",

@@ -130,7 +130,7 @@ _BLOCK = "base_model: ./base\ntrainer:\n  type: none\n"  # a configuration, but 
 # config.yaml, and what is said of it.
 CONFIGS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "nothing": ("", ("config.yaml: the configuration is empty", "give at least base_model and the features")),
-    "a list": ("- a\n", ("config.yaml:1: the configuration is no mapping", "lines of the form `key: value`")),
+    "a list": ("- a\n", ("config.yaml:1: the configuration is not a mapping", "lines of the form `key: value`")),
     "UTF-16": (_BLOCK.encode("utf-16"), ("config.yaml:1: byte 0xff is not UTF-8", "save the file as UTF-8")),
     "a tab": ("trainer:\n\ttype: none\n", ("config.yaml:2: not YAML: a tab", "indent with spaces")),
     "a key twice": (
@@ -175,7 +175,7 @@ def _in_the_configuration() -> Iterator[BadInput]:
         (
             '"effective_batch_size": 8',
             '"effective_batch_size": 9',
-            ("trainer.effective_batch_size 9 is no multiple of batch_size 4", "batch_size × grad", "size: 8 or 12"),
+            ("trainer.effective_batch_size 9 is not a multiple of batch_size 4", "batch_size × grad", "size: 8 or 12"),
         ),
         (
             '"do_sample": false',

@@ -59,8 +59,8 @@ def test_two_sizes_give_the_third():
 
 def test_what_does_not_multiply_up_says_what_would():
     for keys, processes, what, fix in [
-        ({"batch_size": 3, "effective_batch_size": 32}, 2, "32 is no multiple of batch_size 3 × 2 processes = 6", "30 or 36"),
-        ({"effective_batch_size": 3}, 8, "3 is no multiple of 8 processes", "8"),
+        ({"batch_size": 3, "effective_batch_size": 32}, 2, "32 is not a multiple of batch_size 3 × 2 processes = 6", "30 or 36"),
+        ({"effective_batch_size": 3}, 8, "3 is not a multiple of 8 processes", "8"),
         (
             {"batch_size": 2, "gradient_accumulation_steps": 8, "effective_batch_size": 32}, 1,
             "32 is not batch_size 2 × gradient_accumulation_steps 8 = 16", "16, or leave one of the other two out",

@@ -297,8 +297,8 @@ BREAKING = [  # a file that loads without them
     ("quantization.llm_int8_threshold=-1", "quantization.llm_int8_threshold is -1"),
     ("output_features.0.name=prompt", "the input and the output feature are both called prompt"),
     ("input_features.0.name=answer", "the input and the output feature are both called answer"),
-    ("trainer.gradient_accumulation_steps=4", "trainer.effective_batch_size 9 is no multiple of"),
-    ("trainer.batch_size=4", "trainer.effective_batch_size 9 is no multiple of"),
+    ("trainer.gradient_accumulation_steps=4", "trainer.effective_batch_size 9 is not a multiple of"),
+    ("trainer.batch_size=4", "trainer.effective_batch_size 9 is not a multiple of"),
     ("generation.temperature=0", "generation.temperature is 0 and do_sample is true"),
     ("generation.min_new_tokens=9", "generation.min_new_tokens is 9"),
     ("generation.max_new_tokens=1", "generation.min_new_tokens is 2"),
@@ -336,8 +336,8 @@ def test_what_is_no_configuration(file):
     for content, words in [
         (b"", ": the configuration is empty … give at least base_model and the features"),
         (b"# nothing\n", ": the configuration is empty"),
-        (b"- a\n", ":1: the configuration is no mapping … `key: value`"),
-        (b"text", ":1: the configuration is no mapping"),
+        (b"- a\n", ":1: the configuration is not a mapping … `key: value`"),
+        (b"text", ":1: the configuration is not a mapping"),
         (b"a: 1\nb: \xff\n", ":2: byte 0xff is not UTF-8 … save the file as UTF-8"),
         ("base_model: m".encode("utf-16"), ":1: byte 0xff is not UTF-8"),
     ]:
@@ -388,7 +388,7 @@ def test_what_may_never_end_is_not_read(minimal, tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "huge.yaml").write_bytes(b"#" * (MAX_BYTES + 1))
     for name in ("/dev/zero", str(tmp_path / "pipe.yaml")):
-        with refused(f"{name}: this is no regular file\n"):
+        with refused(f"{name}: this is not a regular file\n"):
             load_config(name)
     with refused("… the file has more than 1,048,576 bytes\n"):
         load_config(tmp_path / "huge.yaml")

@@ -113,7 +113,7 @@ def test_sizes_with_several_processes(finetune):
     assert not {"trainer.batch_size", "trainer.gradient_accumulation_steps"} & choices.keys()
     choices = _choices(finetune(batch_size=1, effective_batch_size=32, learning_rate_scaling="constant"), device)
     assert choices["trainer.gradient_accumulation_steps"] == (8, "effective batch 32 / batch 1 / 4 processes")
-    with refused("trainer.effective_batch_size: … 30 is no multiple of 4 processes … 28 or 32"):
+    with refused("trainer.effective_batch_size: … 30 is not a multiple of 4 processes … 28 or 32"):
         _choices(finetune(effective_batch_size=30), device)
 
 

@@ -49,7 +49,7 @@ IN_THE_TRAINER = [
     ({"optimizer": {"type": "sgd", "nesterov": True}},
      "trainer.optimizer.nesterov: … momentum above 0 and dampening 0 … momentum: 0.9"),
     ({"batch_size": 3, "effective_batch_size": 32},
-     "trainer.effective_batch_size: … 32 is no multiple of batch_size 3 … × processes … 30 or 33"),
+     "trainer.effective_batch_size: … 32 is not a multiple of batch_size 3 … × processes … 30 or 33"),
     ({"effective_batch_size": 64, "max_batch_size": 32},
      "trainer.max_batch_size: … 64 rows is above trainer.max_batch_size 32 … max_batch_size: 64"),
     ({"batch_size": "auto", "gradient_accumulation_steps": 4},

@@ -55,11 +55,11 @@ NO_TEMPLATES = [
     ("{x[0]}", "{x[0]} is not a plain name"), ("{x!r}", "{x!r} is not a plain name"),
     ("{}", f"{{}} is not a plain name … {BRACES}"), ('{"a": 1}', f'{{"a": 1}} is not a plain name … {BRACES}'),
     ("{ a }", f"{{ a }} is not a plain name … {BRACES}"),
-    ("{x:9999999f}", "'9999999f' in {x:9999999f} is no number format … such as {x:.2f}"),
-    ("{x:}", "'' in {x:} is no number format"),
+    ("{x:9999999f}", "'9999999f' in {x:9999999f} is not a number format … such as {x:.2f}"),
+    ("{x:}", "'' in {x:} is not a number format"),
     ("a {b", f"a {{ is never closed near '{{b' … {BRACES}"), ("a } b", "a } closes nothing near 'a }'"),
     ("{__task__:>9}", "{__task__:>9} is text, which takes no format … write {__task__}"),
-    ("{__dict__}", "{__dict__} is no placeholder … {__sample__}, {__task__}, {__context__}, {__labels__}"),
+    ("{__dict__}", "{__dict__} is not a placeholder … {__sample__}, {__task__}, {__context__}, {__labels__}"),
 ]  # fmt: skip
 
 
@@ -237,8 +237,8 @@ FOR_EVER = {
     ".*" * 5 + "Z": "5 open repeats follow each other, which can take for ever; 4 may",
     "a?" * 20 + "b": "it has 1,048,576 ways to match, more than 10,000",
     "x" * 2001: "it has 2,001 characters, more than 2,000",
-    "(": "it is no regular expression: missing ), unterminated subpattern at position 0",
-    "a{99999999999999}": "it is no regular expression: the repetition number is too large",
+    "(": "it is not a regular expression: missing ), unterminated subpattern at position 0",
+    "a{99999999999999}": "it is not a regular expression: the repetition number is too large",
 }  # fmt: skip
 
 

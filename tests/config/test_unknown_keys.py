@@ -170,7 +170,7 @@ def test_an_encoder_and_a_search_are_no_unknown_keys_to_remove(minimal, problems
 
 # Other tools'
 
-IDLE = "asks for nothing that brim does not do by itself: it may go"  # said in a note; the key is accepted
+IDLE = "asks for nothing that brim does not do anyway: it can be removed"  # said in a note; the key is accepted
 QLORA = [
     ("model_type=AutoModelForCausalLM", "remove it: the base model's folder says"),
     ("tokenizer_type=AutoTokenizer", "remove it: brim takes the tokenizer that comes with base_model"),
@@ -182,8 +182,8 @@ QLORA = [
     ("output_dir=./outputs/qlora-out", "brim train CONFIG --output-directory DIR"),
     ("adapter=qlora", "write adapter.type=lora and quantization.bits=4"),
     ("sequence_len=4096", "write preprocessing.global_max_sequence_length=4096"),
-    ("sample_packing=true", "remove it: brim cuts each effective batch by its rows' lengths"),
-    ("pad_to_sequence_len=true", "remove it: brim cuts each effective batch by its rows' lengths"),
+    ("sample_packing=true", "remove it: brim partitions each effective batch by its rows' lengths"),
+    ("pad_to_sequence_len=true", "remove it: brim partitions each effective batch by its rows' lengths"),
     ("lora_r=32", "write adapter.r=32 and adapter.type=lora"),
     ("lora_alpha=16", "write adapter.alpha=16 and adapter.type=lora"),
     ("lora_dropout=0.05", "write adapter.dropout=0.05 and adapter.type=lora"),
@@ -309,7 +309,7 @@ FIXES = [  # another tool's key, its value, and the fix
     ("max_duration", "500ba", "write trainer.train_steps: 500"),
     ("eval_interval", "1ep", "remove it: brim evaluates and saves at the end of each epoch"),
     ("save_steps", 0.1, "shares of the run have no key; trainer.checkpoints_per_epoch"),
-    ("device_train_microbatch_size", "auto", "remove it: brim cuts each effective batch (trainer.effective_batch_size)"),
+    ("device_train_microbatch_size", "auto", "remove it: brim partitions each effective batch (trainer.effective_batch_size)"),
     ("val_set_size", 0.05, "write preprocessing.split.probabilities: [0.95, 0.05, 0.0]"),
     ("val_set_size", 200, "the key is preprocessing.split.probabilities: the shares of train, validation and test"),
     ("lora_target", "q_proj,v_proj", "write adapter.target_modules: [q_proj, v_proj] and adapter.type: lora"),
@@ -391,7 +391,7 @@ def test_many_of_them_are_one_note_in_the_order_of_the_file(finetune, tmp_path):
     file.write_text(f"# axolotl\n{idle}" + "".join(f"{key}: {json.dumps(each)}\n" for key, each in finetune().items()))
     (note,) = (note for note in load_config(file).notes if "asks" in note or "ask " in note)
     assert note == (
-        f"{file}:2: deepspeed, fp16, group_by_length ask for nothing that brim does not do by itself: they may go"
+        f"{file}:2: deepspeed, fp16, group_by_length ask for nothing that brim does not do anyway: they can be removed"
     )
 
 

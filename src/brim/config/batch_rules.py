@@ -49,7 +49,7 @@ MOST_STAGES = 10_000  # each is a phase, which every checkpoint holds
 
 
 def batch_rules(config: Config) -> Iterator[Finding]:
-    """Every contradiction between the keys that move the batch, and with those of the batch and the run's length."""
+    """Find contradictions between the keys that move the batch, the keys of its size and those of the run's length."""
     trainer = config.trainer
     if not isinstance(trainer, FinetuneTrainer):
         return
@@ -210,7 +210,7 @@ def _accumulation_is_open(trainer: FinetuneTrainer) -> Iterator[Finding]:
 
 
 def _sizes_are_allowed(trainer: FinetuneTrainer) -> Iterator[Finding]:
-    """But for the final batch, which has a rule of its own."""
+    """Compare the sizes that the keys name with `max_batch_size`; `mismatch` does so for the final batch."""
     largest = trainer.max_batch_size
     for path, size in named_sizes(trainer):
         if largest is not None and size > largest:
@@ -240,7 +240,7 @@ def _beta2_is_there(trainer: FinetuneTrainer) -> Iterator[Finding]:
 
 
 def _noise_can_be_measured(trainer: FinetuneTrainer) -> Iterator[Finding]:
-    """With one row there is nothing to compare."""
+    """Ask for an update of at least two rows: in one row there is nothing to compare."""
     if trainer.noise_scale_every is None or trainer.batch_adaptation is not None:
         return
     sizes = [size for _, size in named_sizes(trainer)]
@@ -277,19 +277,19 @@ DEFAULT_ROWS = 16  # of an update, where no key decides them
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSizes:
-    """How many rows make an update, and how they are cut up."""
+    """Hold how many rows make an update, and how they are divided into micro-batches."""
 
-    effective_rows: int | None  # None: as many as fit the memory, which the plan tells
-    micro_batch_rows: int | None  # None: cut by length, step by step
-    accumulation_steps: int | None  # None: as many as the cut has
+    effective_rows: int | None  # None: as many as fit the memory; the plan decides
+    micro_batch_rows: int | None  # None: by the rows' lengths, in each step
+    accumulation_steps: int | None  # None: as many as the partition has
 
 
 def batch_sizes(trainer: FinetuneTrainer, *, num_processes: int) -> BatchSizes | Finding:
-    """Any two sizes give the third. A finding where they do not multiply up.
+    """Return the sizes of a batch, of which two give the third; return a finding if they do not multiply up.
 
-    With a micro-batch or an accumulation alone, the other one is 1. With an effective batch alone (given, the default,
-    or the largest that fits) there is no fixed cut, unless a process has only one row to take. A batch that moves has
-    no fixed number of micro-batches either.
+    If only the micro-batch or only the accumulation is given, the other is 1. If only the effective batch is known
+    (given, the default, or the largest that fits), micro-batches have no fixed size, unless each process takes a
+    single row. A batch that moves has no fixed number of micro-batches either.
     """
     batch, accumulation, effective = _given(trainer)
     fault = mismatch(trainer, num_processes=num_processes)
@@ -311,7 +311,7 @@ def batch_sizes(trainer: FinetuneTrainer, *, num_processes: int) -> BatchSizes |
     elif effective == num_processes:
         batch = accumulation = 1
     if batch is None or accumulation is None:
-        assert effective is not None, "only an effective batch is cut by length"
+        assert effective is not None, "only an effective batch is partitioned by length"
         return BatchSizes(effective_rows=effective, micro_batch_rows=None, accumulation_steps=None)
     rows = batch * accumulation * num_processes
     if trainer.max_batch_size is not None and rows > trainer.max_batch_size:
@@ -320,12 +320,12 @@ def batch_sizes(trainer: FinetuneTrainer, *, num_processes: int) -> BatchSizes |
 
 
 def is_sized_by_memory(trainer: FinetuneTrainer) -> bool:
-    """Whether an update is to take as many rows as fit together, since no key says how many."""
+    """Return whether an update takes as many rows as fit together, since no key says how many."""
     return trainer.use_maximum_batch_size and _names_no_size(trainer)
 
 
 def default_rows(trainer: FinetuneTrainer, *, num_processes: int = 1) -> int | None:
-    """The rows of an update where no key decides them, the same number for each process; else None."""
+    """Return the default rows of an update, equally many for each process; None if a key decides them."""
     if not _names_no_size(trainer) or trainer.use_maximum_batch_size or moves_batch(trainer):
         return None
     rows = min(DEFAULT_ROWS, trainer.max_batch_size or DEFAULT_ROWS)
@@ -337,13 +337,13 @@ def _names_no_size(trainer: FinetuneTrainer) -> bool:
 
 
 def fixes_the_cut(trainer: FinetuneTrainer) -> KeyPath | None:
-    """The key that sets the rows of a micro-batch, so that nothing is left to search; None: they go by length."""
+    """Return the key that sets the rows of a micro-batch, if one does; otherwise the rows' lengths decide."""
     batch, accumulation, _ = _given(trainer)
     return BATCH if batch is not None else ACCUMULATION if accumulation is not None else None
 
 
 def accumulates(trainer: FinetuneTrainer) -> bool:
-    """Whether a step can take several micro-batches, as far as the given sizes tell."""
+    """Return whether a step can take several micro-batches, as far as the given sizes show."""
     batch, accumulation, effective = _given(trainer)
     if trainer.noise_scale_every is not None or trainer.batch_adaptation is not None:
         return True  # a measured step takes the batch in groups
@@ -357,7 +357,7 @@ def accumulates(trainer: FinetuneTrainer) -> bool:
 
 
 def mismatch(trainer: FinetuneTrainer, *, num_processes: int | None) -> Finding | None:
-    """What cannot multiply up: for a number of processes, or (None) for any."""
+    """Find sizes that do not multiply up: for this number of processes, or (None) for any number."""
     batch, accumulation, effective = _given(trainer)
     if trainer.max_batch_size is not None and effective is not None and effective > trainer.max_batch_size:
         return _too_large(effective, trainer.max_batch_size)
@@ -371,7 +371,7 @@ def mismatch(trainer: FinetuneTrainer, *, num_processes: int | None) -> Finding 
 
 
 def _given(trainer: FinetuneTrainer) -> tuple[int | None, int | None, int | None]:
-    """Micro-batch, accumulation and (final) effective batch, where they are numbers."""
+    """Return micro-batch, accumulation and (final) effective batch, each None if it is not a number."""
     effective, implied = _number(trainer.effective_batch_size), implied_effective_rows(trainer)
     return (
         _number(trainer.batch_size),
@@ -383,7 +383,7 @@ def _given(trainer: FinetuneTrainer) -> tuple[int | None, int | None, int | None
 def _finding(effective: int, unit: int, formula: str, *, exact: bool) -> Finding:
     below, above = effective // unit * unit, -(-effective // unit) * unit
     numbers = [unit] if exact else [number for number in (below, above) if number > 0]
-    relation = "is not" if exact else "is no multiple of"
+    relation = "is not" if exact else "is not a multiple of"
     return Finding(
         paths=(EFFECTIVE, ACCUMULATION, BATCH),
         what=f"trainer.effective_batch_size {effective} {relation} {formula}{f' = {unit}' if '×' in formula else ''}",

@@ -23,14 +23,14 @@ from brim.config.schema import Config, NoTrainer, Section
 from brim.config.yaml import Document, KeyPath, dotted, mask_text, value_at
 from brim.errors import Problem
 
-_ELSEWHERE = 3  # more places than these say nothing
+_ELSEWHERE = 3  # naming more places than these would not help
 
 
 _MINIMAL: dict[str, Any] = {"base_model": "model"}
 
 
 def unknown_key(path: KeyPath, sections: tuple[type[Section], ...], data: dict[str, Any]) -> Finding:
-    """The finding for a key that its section does not have."""
+    """Describe a key that its section does not have."""
     section, value = sections[0], value_at(data, path)
     other_type = _type_that_has_it(path, section)
     if other_type:
@@ -62,7 +62,7 @@ def unknown_key(path: KeyPath, sections: tuple[type[Section], ...], data: dict[s
 
 
 def misspelt_key(name: str, value: Any, section: type[Section]) -> str | None:
-    """The key of a section that is surely meant; none that holds values of another kind."""
+    """Return the key of a section that is surely meant, unless it takes values of another kind."""
     meant = misspelt(name, section.model_fields)
     if meant is None or meant.lower() == name.lower().replace("-", "_") or value is None:
         return meant
@@ -70,7 +70,7 @@ def misspelt_key(name: str, value: Any, section: type[Section]) -> str | None:
 
 
 def foreign_value(path: KeyPath, data: dict[str, Any]) -> Help | None:
-    """What to write instead of a value of brim's key, where other tools mean something by it."""
+    """Return what to write instead of a value of brim's own key, if other tools mean something by that value."""
     value = value_at(data, path)
     for entry in _named(path, foreign_values()):
         helped = entry.answer(value)
@@ -81,7 +81,7 @@ def foreign_value(path: KeyPath, data: dict[str, Any]) -> Help | None:
 
 
 def _foreign_help(path: KeyPath, data: dict[str, Any]) -> Help | None:
-    """What to do about a key of another tool's."""
+    """Return what to do about another tool's key."""
     value = value_at(data, path)
     for entry in _named(path, foreign_keys()):
         if value is None:
@@ -94,7 +94,7 @@ def _foreign_help(path: KeyPath, data: dict[str, Any]) -> Help | None:
 
 
 def _named(path: KeyPath, entries: Iterable[ForeignKey]) -> Iterable[ForeignKey]:
-    """The entries that have the key's name, with the sections that theirs has."""
+    """Yield the entries for this key: those with its name and, if theirs is dotted, its sections."""
     place = f".{dotted(path)}"
     for entry in entries:
         for name in entry.names:
@@ -104,7 +104,7 @@ def _named(path: KeyPath, entries: Iterable[ForeignKey]) -> Iterable[ForeignKey]
 
 
 def _elsewhere(path: KeyPath, data: dict[str, Any]) -> Help | None:
-    """Where a key of that very name belongs, with its value where there is one such place."""
+    """Return where a key of exactly this name belongs, with its value if there is only one such place."""
     name, value = str(path[-1]), value_at(data, path)
     places = _places(name)
     if not 1 <= len(places) <= _ELSEWHERE:
@@ -116,7 +116,7 @@ def _elsewhere(path: KeyPath, data: dict[str, Any]) -> Help | None:
 
 
 def _writable(helped: Help, data: dict[str, Any]) -> Help | None:
-    """The lines with those that they need beside them; None where the schema refuses a value."""
+    """Return the lines, and the types that they need beside them; None if the schema refuses a value."""
     lines: list[tuple[str, Any]] = []
     for key, value in helped.lines:
         whole = next((each for each in _forms(value) if _accepts(((key, each),))), None)
@@ -128,12 +128,12 @@ def _writable(helped: Help, data: dict[str, Any]) -> Help | None:
 
 
 def _forms(value: Any) -> list[Any]:
-    """A value, and what other tools write as a float though it counts."""
+    """Return a value and, if it is a whole number written as a float, the integer: other tools write counts so."""
     return [value, int(value)] if isinstance(value, float) and value.is_integer() else [value]
 
 
 def _needed(keys: Iterable[str]) -> Lines:
-    """The types without which keys have no place."""
+    """Return the types of sections without which the keys would not be allowed."""
     needed: dict[str, Any] = {}
     for key in keys:
         head, _, rest = key.partition(".")
@@ -149,7 +149,7 @@ def _is_given(each: tuple[str, Any], data: dict[str, Any]) -> bool:
 
 
 def _accepts(lines: Lines) -> bool:
-    """Whether the schema takes the lines."""
+    """Return whether the schema accepts the lines."""
     whole = dict(_MINIMAL)
     for key, value in (*_needed(key for key, _ in lines), *lines):
         *parents, last = key.split(".")
@@ -183,7 +183,7 @@ def _places(name: str) -> tuple[str, ...]:
 
 
 def _type_that_has_it(path: KeyPath, section: type[Section]) -> str | None:
-    """Another type of the same section that has the key."""
+    """Return another type of the same section that has the key."""
     pattern = tuple("*" if isinstance(part, int) else part for part in path)
     for key in all_keys():
         if key.path == pattern and key.section is not section and type_name(key.section) is not None:
@@ -199,7 +199,7 @@ def _given_type(path: KeyPath, data: dict[str, Any], section: type[Section]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong with the keys at `paths`. Its place is the first that an override or the file gave."""
+    """Hold one thing that is wrong with the keys at `paths`; its place is that of the first that the user gave."""
 
     paths: tuple[KeyPath, ...]
     what: str
@@ -208,7 +208,7 @@ class Finding:
     kind: Literal["unknown", "missing", "value", "type", "rule"] = "rule"
     meant: str = ""  # the key of the same section that an unknown key surely stands for
     instead: tuple[tuple[str, Any], ...] = ()  # dotted keys to write, with their values
-    is_idle: bool = False  # it asks for nothing, which is told in a note
+    is_idle: bool = False  # it asks for nothing: not an error, but a note
 
     @property
     def path(self) -> KeyPath:
@@ -216,7 +216,7 @@ class Finding:
 
 
 def to_problems(findings: Iterable[Finding], document: Document) -> list[Problem]:
-    """The findings with their places, in the order of the file; overrides come last."""
+    """Return the findings with their places, in the order of the file; overrides come last."""
     placed = []
     for finding in findings:
         given = [path for path in finding.paths if path in document.places]
@@ -229,7 +229,7 @@ def to_problems(findings: Iterable[Finding], document: Document) -> list[Problem
 
 
 def _with_lines(finding: Finding, *, as_override: bool) -> str:
-    """What to do, with the very text to write: in the file, or on the command line."""
+    """Return what to do, with the exact text to write in the file or on the command line."""
     if not finding.instead:
         return finding.fix
     texts = [line(key, value, as_override=as_override) for key, value in finding.instead]
@@ -237,7 +237,7 @@ def _with_lines(finding: Finding, *, as_override: bool) -> str:
 
 
 def is_within(path: KeyPath, others: Iterable[KeyPath]) -> bool:
-    """Whether the path is one of the others, or lies below one."""
+    """Return whether the path is one of the others or lies below one."""
     return any(path[: len(other)] == other for other in others)
 
 
@@ -254,7 +254,7 @@ _SHELL_SAFE = re.compile(r"[\w@%+=:,./-]+")
 
 
 def show(value: Any) -> str:
-    """A value as it reads in YAML, short and without secrets."""
+    """Write a value as in YAML, short and without secrets."""
     if isinstance(value, str):
         return f"'{shortened(mask_text(value))}'" if value else "empty"
     if value is None or isinstance(value, bool):
@@ -271,7 +271,7 @@ def show(value: Any) -> str:
 
 
 def line(key: str, value: Any, *, as_override: bool = False) -> str:
-    """A key with its value as a configuration has it (`a.b: 1`), or the command line (`a.b=1`, quoted for a shell)."""
+    """Write a key and its value as in a file (`a.b: 1`) or as an override (`a.b=1`, quoted for a shell)."""
     if not as_override:
         return f"{key}: {flow(value)}"
     text = f"{key}={flow(value)}"
@@ -279,7 +279,7 @@ def line(key: str, value: Any, *, as_override: bool = False) -> str:
 
 
 def flow(value: Any) -> str:
-    """A value as YAML writes it on one line, without secrets."""
+    """Write a value as YAML on one line, without secrets."""
     if isinstance(value, str):
         text = mask_text(value)
         return text if _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXT else json.dumps(text, ensure_ascii=False)
@@ -291,11 +291,11 @@ def flow(value: Any) -> str:
 
 
 def misspelt(name: str, names: Iterable[str], *, at_most: int = 2) -> str | None:
-    """The one of the names that is surely meant: the same but for case and dashes, or within a slip of the keyboard.
+    """Return the name that is surely meant: equal except for case and dashes, or misspelt by a typing slip.
 
-    A letter too many, too few, swapped, or, from five letters on, another one (`rat` is no slip of `cat`); two such
-    slips in a name of eight letters or more, unless `at_most` is one. None where two names are equally near: a wrong
-    guess is worse than none.
+    A slip is one letter too many, too few, swapped, or, from five letters on, a wrong one (`rat` is not a slip of
+    `cat`). Names of eight letters or more may have two, unless `at_most` is one. If two names are equally near, the
+    answer is None: a wrong guess is worse than none.
     """
     plain = folded(name)
     most = 0 if len(plain) < 3 else 1 if len(plain) < 8 else at_most
@@ -305,7 +305,7 @@ def misspelt(name: str, names: Iterable[str], *, at_most: int = 2) -> str | None
 
 
 def _slips(first: str, second: str, most: int) -> int:
-    """Letters to take out, put in, replace or swap to make one of the other; `most` + 1 stands for more than `most`."""
+    """Count the letters to remove, insert, replace or swap to turn one into the other; at most `most` + 1."""
     if abs(len(first) - len(second)) > most:
         return most + 1
     replaced = 1 if len(first) >= 5 else 2
@@ -321,14 +321,14 @@ def _slips(first: str, second: str, most: int) -> int:
 
 
 def nearest(name: str, names: Iterable[str], *, at_least: float = 0.6) -> str | None:
-    """The most similar of the names, if any is similar enough; 1 is equal."""
+    """Return the most similar of the names, if its similarity is `at_least` this; 1 is equal."""
     candidates = [(SequenceMatcher(None, folded(name), folded(other)).ratio(), other) for other in names]
     ratio, best = max(candidates, default=(0.0, ""), key=lambda item: item[0])
     return best if ratio >= at_least else None
 
 
 def folded(name: str) -> str:
-    """The name without what a slip is not: its case, and which of space, dash and underscore joins its words."""
+    """Return the name in lower case with its words joined by underscores: differences that do not count as slips."""
     return name.lower().replace("-", "_").replace(" ", "_")
 
 
@@ -343,6 +343,6 @@ def _show_list(value: list[Any]) -> str:
 
 
 def shortened(text: str) -> str:
-    """A text on one line, and not too long for a message."""
+    """Return a text on one line, short enough for a message."""
     text = text.replace("\n", "\\n")
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"

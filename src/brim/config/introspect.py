@@ -19,7 +19,7 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema, draft 2020-12, with a description for every key; brim's own keys are marked with `x-brim`."""
+    """Return a JSON Schema (draft 2020-12) with a description of every key; brim's own are marked with `x-brim`."""
     schema = _without_expected(Config.model_json_schema())
     for name in _sections_that_need_a_type():
         definition = schema["$defs"][name]
@@ -28,7 +28,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _sections_that_need_a_type() -> Iterator[str]:
-    """Where `type` chooses among sections: all but the one that stands for a missing type."""
+    """Yield the names of sections that are chosen by `type`, except those that a missing type stands for."""
     for key in all_keys():
         marker = typed_marker(key.field)
         for section in sections_of(key.field) if marker is not None else ():
@@ -37,7 +37,7 @@ def _sections_that_need_a_type() -> Iterator[str]:
 
 
 def _without_expected(schema: Any) -> Any:
-    """The schema without the words that are meant for error messages."""
+    """Return the schema without the words that are meant for error messages."""
     if isinstance(schema, dict):
         return {name: _without_expected(item) for name, item in schema.items() if name != "x-expected"}
     return [_without_expected(item) for item in schema] if isinstance(schema, list) else schema
@@ -45,7 +45,7 @@ def _without_expected(schema: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key of the schema."""
+    """Hold one key of the schema."""
 
     path: tuple[str, ...]  # "*" stands for an entry of a list, or of a mapping of sections
     section: type[Section]  # that the key belongs to
@@ -66,13 +66,13 @@ class Key:
 
 @cache
 def all_keys() -> tuple[Key, ...]:
-    """Every key, in the schema's order; a key of several types of one section comes once for each."""
+    """Return every key in the schema's order; a key that several types of a section have comes once for each."""
     return tuple(_keys(Config, ()))
 
 
 @cache
 def short_forms() -> Mapping[tuple[str, ...], str]:
-    """The sections that may be written as a bare text, and the key of theirs that it stands for: mostly `type`."""
+    """Return the sections that may be written as a bare text, each with the key that the text is for, mostly `type`."""
     marked = {key.path: "type" for key in all_keys() if typed_marker(key.field) is not None}
     named = ((key.path, mark.name) for key in all_keys() for mark in key.field.metadata if isinstance(mark, Short))
     return marked | dict(named)
@@ -87,42 +87,42 @@ def _keys(section: type[Section], path: tuple[str, ...]) -> Iterator[Key]:
 
 
 def sections_of(field: FieldInfo) -> tuple[type[Section], ...]:
-    """The sections that may stand under a key; several where `type` decides."""
+    """Return the sections that a key may hold; several if `type` decides."""
     return tuple(t for t in _alternatives(field.annotation) if isinstance(t, type) and issubclass(t, Section))
 
 
 def is_list(field: FieldInfo) -> bool:
-    """Whether a key holds a list of sections."""
+    """Return whether a key holds a list of sections."""
     return any(get_origin(t) is tuple for t in _members(field.annotation)) and bool(sections_of(field))
 
 
 def is_mapping(field: FieldInfo) -> bool:
-    """Whether a key holds a mapping of names, which are free, to sections."""
+    """Return whether a key holds a mapping of free names to sections."""
     return any(get_origin(t) is Mapping for t in _members(field.annotation)) and bool(sections_of(field))
 
 
 def has_entries(field: FieldInfo) -> bool:
-    """Whether a key holds several sections, in a list or by name."""
+    """Return whether a key holds several sections, in a list or by name."""
     return is_list(field) or is_mapping(field)
 
 
 def type_name(section: type[Section]) -> str | None:
-    """The name by which `type` chooses the section."""
+    """Return the name by which `type` chooses the section."""
     field = section.model_fields.get("type")
     names = get_args(field.annotation) if field is not None else ()
     return str(names[0]) if names else None
 
 
 def typed_marker(field: FieldInfo) -> Typed | None:
-    """The mark of a section that may be written as the bare name of its type."""
+    """Return the mark of a section that may be written as the bare name of its type."""
     return next((mark for mark in field.metadata if isinstance(mark, Typed)), None)
 
 
 def expected(field: FieldInfo, *, quote: str = "") -> str:
-    """What a key's value may be, in words; fixed choices stand between `quote`s."""
-    said = _extra(field).get("x-expected")
-    if said:
-        return str(said)
+    """Say in words what a key's value may be; fixed choices are put between `quote`s."""
+    declared = _extra(field).get("x-expected")
+    if declared:
+        return str(declared)
     words = _words(field.annotation, field.metadata, quote)
     marker = typed_marker(field)
     if marker is not None:
@@ -132,12 +132,12 @@ def expected(field: FieldInfo, *, quote: str = "") -> str:
 
 
 def options(field: FieldInfo) -> list[str]:
-    """The texts that a key's value may be, where it has a fixed choice."""
+    """Return the texts that a key accepts, if it has fixed choices."""
     return [w for member in _members(field.annotation) if get_origin(member) is Literal for w in _words(member, (), "")]
 
 
 def kinds_of_values(field: FieldInfo) -> frozenset[str]:
-    """What kinds of values a key takes: "number", "text", "true or false", "list" and "mapping"."""
+    """Return the kinds of values that a key accepts: "number", "text", "true or false", "list" and "mapping"."""
     kinds = set()
     for member in _members(field.annotation):
         origin = get_origin(member)
@@ -155,7 +155,7 @@ _KINDS: Mapping[Any, str] = {bool: "true or false", int: "number", float: "numbe
 
 
 def join(words: list[str]) -> str:
-    """`a, b or c`; `a whole number, or null`."""
+    """Join words to `a, b or c`; with a comma before `or` if one of them has a space."""
     unique = list(dict.fromkeys(words))
     if len(unique) == 1:
         return unique[0]
@@ -168,7 +168,7 @@ def _extra(field: FieldInfo) -> dict[str, Any]:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """The alternatives of a type, without their annotations."""
+    """Return the alternatives of a type, without their annotations."""
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
@@ -177,7 +177,7 @@ def _members(annotation: Any) -> list[Any]:
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """Like _members, with the entries of a list or mapping in its place."""
+    """Return the alternatives of a type, and of a list or mapping those of its entries."""
     found = []
     for member in _members(annotation):
         if get_origin(member) is tuple:

@@ -1,10 +1,10 @@
 """Load a configuration, and report everything that is wrong with it at once, with its place.
 
-Before the check, overrides from the command line (`trainer.epochs=1`) are set, and spellings that Ludwig has for keys
-which brim calls otherwise are accepted with a note. What a configuration leaves open and the rest of it says is
-written out: the template of several inputs, the rules of labels.
+Before the check, overrides from the command line (`trainer.epochs=1`) are set, and Ludwig's names of keys that brim
+has renamed are accepted with a note. What follows from
+other keys is written out: the template of several inputs, the rules of labels.
 
-Trust is not inherited: a run's folder that somebody made does not decide that code is run here.
+Trust is not inherited: that a run's configuration allows to run code does not allow it on this machine.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from brim.notes import as_warnings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedConfig:
-    """A configuration that is valid as it stands; `auto` values are still to be resolved."""
+    """Hold a valid configuration, whose `auto` values are still to be resolved."""
 
     config: Config
     notes: tuple[str, ...]  # accepted older spellings, and keys that have no effect
@@ -51,10 +51,10 @@ class LoadedConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExaminedConfig:
-    """What is wrong with a configuration, and what can be said of it all the same."""
+    """Hold what is wrong with a configuration, and what is known of it nevertheless."""
 
     problems: tuple[Problem, ...]
-    config: Config | None  # with defaults in place of what is wrong; None if that does not do
+    config: Config | None  # with defaults in place of what is wrong; None if they cannot mend it
     faulty: tuple[KeyPath, ...]  # the keys that are wrong
     notes: tuple[str, ...]
     name: str
@@ -73,7 +73,7 @@ def load_config(source: str | FilePath | Mapping[str, Any], overrides: Sequence[
 
 
 def examine_config(source: str | FilePath | Mapping[str, Any], overrides: Sequence[str] = ()) -> ExaminedConfig:
-    """The same, with the problems as values. Raises ConfigError for what cannot be read at all."""
+    """Load a configuration and return its problems. Raises ConfigError only if it cannot be read at all."""
     document, problems = apply_overrides(read_source(source), overrides)
     document, spelling_notes = modernise(document)
     config, findings = _examined(document)
@@ -82,8 +82,8 @@ def examine_config(source: str | FilePath | Mapping[str, Any], overrides: Sequen
     problems = [*to_problems(findings, document), *problems]
     notes: tuple[str, ...] = ()
     if not problems and config is not None:
-        told = [*notes_on(config, document), *_idle_told(idle, document)]
-        notes = (*spelling_notes, *as_warnings(told, topic="configuration"))
+        found = [*notes_on(config, document), *_idle_notes(idle, document)]
+        notes = (*spelling_notes, *as_warnings(found, topic="configuration"))
     return ExaminedConfig(
         problems=tuple(problems),
         config=config,
@@ -94,13 +94,13 @@ def examine_config(source: str | FilePath | Mapping[str, Any], overrides: Sequen
 
 
 def as_override(name: str, text: str, source: str | FilePath | None = None) -> str | None:
-    """What to write on the command line for a key that is called by its last name, or as another tool calls it.
+    """Say what to write on the command line for a key, given by its last part or by another tool's name.
 
-    text: its value, as typed. source: the configuration that it is for. None for what is no key.
+    text: its value, as typed. source: the configuration that it is for. Returns None if the name is not a key's.
     """
     try:
         document, problems = apply_overrides(read_source(_SMALLEST if source is None else source), [f"{name}={text}"])
-    except ConfigError:  # of the file, which is told by itself
+    except ConfigError:  # the file's fault, which is reported elsewhere
         return None if source is None else as_override(name, text)
     if problems:
         return None
@@ -108,26 +108,26 @@ def as_override(name: str, text: str, source: str | FilePath | None = None) -> s
     if not findings:
         return f"write {line(name, value_at(document.data, tuple(name.split('.'))), as_override=True)}"
     finding = findings[0]
-    if finding.kind == "unknown" and finding.expected and not finding.instead:  # the section's keys: no one is meant
+    if finding.kind == "unknown" and finding.expected and not finding.instead:  # any key of the section: none is meant
         return None
     problem = to_problems([finding], document)[0]
     return problem.fix or f"the key is {name}: {problem.expected}"
 
 
-def _idle_told(idle: Sequence[Finding], document: Document) -> Iterator[str]:
-    """A note on other tools' keys that ask for nothing."""
+def _idle_notes(idle: Sequence[Finding], document: Document) -> Iterator[str]:
+    """Yield a note on other tools' keys that ask for nothing."""
     if idle:
         names = ", ".join(dotted(finding.path) for finding in idle)
         asks, they = ("asks", "it") if len(idle) == 1 else ("ask", "they")
         where = document.place(idle[0].path).where
-        yield f"{where}: {names} {asks} for nothing that brim does not do by itself: {they} may go"
+        yield f"{where}: {names} {asks} for nothing that brim does not do anyway: {they} can be removed"
 
 
 _SMALLEST = {"base_model": "model", "trainer": {"type": "finetune"}}
 
 
 def _examined(document: Document) -> tuple[Config | None, list[Finding]]:
-    """The configuration, with defaults in place of what is wrong with it, and all that is."""
+    """Return the configuration, with defaults in place of what is wrong, and the findings."""
     data, unsupported = screen(document.data)
     found, wrong = validate(data, unsupported)
     findings = [*unsupported, *wrong]
@@ -136,7 +136,7 @@ def _examined(document: Document) -> tuple[Config | None, list[Finding]]:
 
 
 def completed(config: Config) -> Config:
-    """The configuration with what follows from it written out; completed again, it is the same."""
+    """Write out what follows from a configuration: a template of several inputs, rules of labels. Idempotent."""
     if config.chat is not None:
         return config
     update: dict[str, object] = {}
@@ -151,7 +151,7 @@ def completed(config: Config) -> Config:
 
 
 def with_labels_matched(feature: OutputFeature, labels: tuple[str, ...]) -> OutputFeature:
-    """The category with a rule for each label, which finds the label's own text."""
+    """Return the category with a rule for each label that looks for the label's own text."""
     decoder = feature.categories
     assert isinstance(decoder, CategoryExtractor)
     match = {label: MatchRule(type="contains", value=label) for label in _longer_first(labels)}
@@ -159,7 +159,7 @@ def with_labels_matched(feature: OutputFeature, labels: tuple[str, ...]) -> Outp
 
 
 def _joined_template(config: Config) -> str | None:
-    """The template that names each of several inputs; None where it is given, or not to be had."""
+    """Return a template with a line for each of several inputs; None if one is given or none can be made."""
     inputs, prompt = config.input_features, config.prompt
     if len(inputs) == 1 or prompt.template is not None or not all(is_plain_name(each.column_name) for each in inputs):
         return None
@@ -177,7 +177,7 @@ def _literal(text: str) -> str:
 
 
 def _longer_first(labels: tuple[str, ...]) -> list[str]:
-    """In their order, but each label behind those that contain it, since the first rule that fits decides."""
+    """Return the labels in their order, but each after those that contain it: the first rule that fits decides."""
     ordered: list[str] = []
     for label in labels:
         longer = [each for each in labels if label.lower() in each.lower() and len(each) > len(label)]
@@ -193,11 +193,11 @@ _SEVERAL_FILES = "write --dataset before each file; or put a pattern in quotes, 
 _LONGEST_SHOWN = 80  # characters of an override, to name it
 
 
-_AFTER_THE_FILE = 1_000_000_000  # the order of overrides: they are told last
+_AFTER_THE_FILE = 1_000_000_000  # the order of overrides: they are reported last
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> tuple[Document, list[Problem]]:
-    """The document with every override set, the last one winning; and what is wrong with those that cannot be read."""
+    """Set every override, the last one wins; return the document and what is wrong with unreadable ones."""
     if isinstance(overrides, str | Mapping):
         raise ConfigError(
             what=f"overrides is {'a text' if isinstance(overrides, str) else 'a mapping'}",
@@ -239,7 +239,7 @@ def _read(text: str, place: Place, *, is_whole: bool) -> tuple[tuple[str, ...], 
 
 
 def _in_one(overrides: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """Each override, in one piece where a shell made several of it, since spaces stood around its sign; else True."""
+    """Yield each override and whether it is one argument; a shell divides one with spaces around its sign."""
     rest = list(overrides)
     while rest:
         text, is_whole = rest.pop(0), True
@@ -253,7 +253,7 @@ def _is_open(text: str) -> bool:
 
 
 def _meant(text: str, *, is_whole: bool) -> str:
-    """What to write instead of what was surely meant as an override, and is none; empty where it is one, or unclear."""
+    """Say what to write instead of a text that was meant as an override; empty if it is one, or is unclear."""
     if "=" not in text and text.lower().endswith(DATA_FILES):
         return _SEVERAL_FILES
     if "=" not in text and text.lower().endswith((".yaml", ".yml")):
@@ -275,7 +275,7 @@ _SPACED = re.compile(r"([A-Za-z]\w+(?:\.\w+)*)\s*([:=])\s*([^\s=\\/].*)")
 
 
 def _set(data: Any, path: tuple[str, ...], value: Any, done: KeyPath, place: Place) -> tuple[KeyPath, Any]:
-    """The path with list positions as numbers, and a copy of the data in which it holds the value."""
+    """Return the path, with list positions as numbers, and a copy of the data with the value set there."""
     if not path:
         return done, value
     head, rest = path[0], path[1:]
@@ -301,7 +301,7 @@ def _index(text: str, entries: list[Any], done: KeyPath, place: Place) -> int:
 
 
 def _as_mapping(data: Any, done: KeyPath, place: Place) -> dict[str, Any]:
-    """The section to set a key in: a new one where there is none, `{type: …}` where it was given in short."""
+    """Return the section to set a key in: a new one if there is none, `{type: …}` if only its type was given."""
     if data is None:
         return {}
     if isinstance(data, dict):
@@ -320,7 +320,7 @@ _RENAMED: tuple[tuple[KeyPath, str], ...] = (
 
 
 def modernise(document: Document) -> tuple[Document, tuple[str, ...]]:
-    """The document in brim's spelling, and a note for each change; bare texts are written out (`{type: lora}`)."""
+    """Return the document in brim's spelling, bare texts written out (`{type: lora}`), and a note for each change."""
     notes = []
     document = replace(document, data=_expanded(document.data, ()))
     for old, name in _RENAMED:
@@ -369,9 +369,9 @@ def require_trust_said_again(config: Config, overrides: Sequence[str], where: Pa
     where: its config.yaml. begins: a run is planned or begun from it, which calls its batch_increase_function; a run
     that goes on has the sizes in its checkpoint.
     """
-    said = {override.partition("=")[0].strip() for override in overrides}
+    overridden = {override.partition("=")[0].strip() for override in overrides}
     problems = []
-    if config.trust_remote_code and _REMOTE_CODE not in said:
+    if config.trust_remote_code and _REMOTE_CODE not in overridden:
         problems.append(
             Problem(
                 what=f"{_REMOTE_CODE} is true in the configuration of a run, which does not decide that for this "
@@ -383,7 +383,7 @@ def require_trust_said_again(config: Config, overrides: Sequence[str], where: Pa
             )
         )
     function = config.trainer.batch_increase_function if isinstance(config.trainer, FinetuneTrainer) else None
-    if begins and isinstance(function, str) and _FUNCTION not in said:
+    if begins and isinstance(function, str) and _FUNCTION not in overridden:
         problems.append(
             Problem(
                 what=f"{_FUNCTION} names code in the configuration of a run, which does not decide that for this "

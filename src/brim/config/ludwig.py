@@ -52,7 +52,7 @@ def _copied(value: Any) -> Any:
 
 
 def _matches(data: Any, pattern: tuple[str, ...], path: KeyPath = ()) -> Iterator[KeyPath]:
-    """The given paths that fit a pattern, in which "*" stands for any entry of a list or mapping."""
+    """Yield the given paths that fit a pattern, in which "*" stands for any entry of a list or mapping."""
     if not pattern:
         yield path
         return
@@ -69,7 +69,7 @@ def _matches(data: Any, pattern: tuple[str, ...], path: KeyPath = ()) -> Iterato
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsupportedKey:
-    """A key of Ludwig's. Values in `off`, and null, change nothing and are accepted."""
+    """Describe a key of Ludwig's. Values in `off`, and null, change nothing and are accepted."""
 
     key: str  # dotted; "*" stands for an entry of a list or mapping
     about: str
@@ -80,7 +80,7 @@ class UnsupportedKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsupportedValue:
-    """Values of a supported key that Ludwig knows and brim does not yet."""
+    """Describe values of a supported key that Ludwig knows and brim does not yet."""
 
     key: str
     values: tuple[Any, ...]
@@ -94,14 +94,14 @@ def unsupported_keys() -> tuple[UnsupportedKey, ...]:
     """Return the keys that are named, in the order of the table."""
     return tuple(
         UnsupportedKey(
-            key=f"{told['section']}.{name}".lstrip("."),
-            about=told["about"],
-            instead=told.get("instead", ""),
+            key=f"{row['section']}.{name}".lstrip("."),
+            about=row["about"],
+            instead=row.get("instead", ""),
             off=tuple(off),
-            off_when_empty=told.get("off_when_empty", False),
+            off_when_empty=row.get("off_when_empty", False),
         )
-        for told in _table()["keys"]
-        for name, off in told["off"].items()
+        for row in _table()["keys"]
+        for name, off in row["off"].items()
     )
 
 
@@ -110,13 +110,13 @@ def unsupported_values() -> tuple[UnsupportedValue, ...]:
     """Return the values that are named, in the order of the table."""
     return tuple(
         UnsupportedValue(
-            key=told["key"],
-            values=tuple(told["values"]),
-            expected=told["expected"],
-            instead=told.get("instead", ""),
-            is_type=told.get("is_type", False),
+            key=row["key"],
+            values=tuple(row["values"]),
+            expected=row["expected"],
+            instead=row.get("instead", ""),
+            is_type=row.get("is_type", False),
         )
-        for told in _table()["values"]
+        for row in _table()["values"]
     )
 
 

@@ -42,7 +42,7 @@ VOCAB: KeyPath = (*OUTPUT, "preprocessing", "vocab")
 FALLBACK: KeyPath = (*OUTPUT, "preprocessing", "fallback_label")
 
 
-# Of `generation`: what forbids or forces tokens, and could leave no label possible.
+# Keys of `generation` that forbid or force tokens, and could leave no label possible.
 _AT_ODDS = (
     "min_new_tokens",
     "no_repeat_ngram_size",
@@ -56,7 +56,7 @@ _AT_ODDS = (
 
 
 def category_rules(config: Config) -> Iterator[Finding]:
-    """What is wrong with a category."""
+    """Find what is wrong with a category."""
     if config.chat is not None:
         return
     feature = config.output_features[0]
@@ -94,7 +94,7 @@ def _parts(text: str, lengths: set[int]) -> Iterator[str]:
 
 
 def without_rule(feature: OutputFeature) -> list[str]:
-    """Labels of `vocab` that no rule finds, and that are not the fallback either."""
+    """Return labels of `vocab` that no rule finds and that are not the fallback either."""
     found = [*feature.rules, feature.fallback_label]
     return [label for label in feature.labels if label not in found]
 
@@ -176,7 +176,7 @@ def _expressions_are_fine(feature: OutputFeature) -> Iterator[Finding]:
 
 
 def _own_texts_are_read(config: Config, feature: OutputFeature) -> Iterator[Finding]:
-    """Where the model writes the labels themselves, since it learns them or may write nothing else."""
+    """Check that each label's text is read as that label, if the model learns to write it or may write nothing else."""
     decoder = feature.categories
     is_trained = isinstance(config.trainer, FinetuneTrainer)
     if decoder is None or not feature.rules or not (is_trained or decoder.constrain_to_vocabulary):
@@ -208,7 +208,7 @@ def _nothing_forbids_a_label(config: Config, feature: OutputFeature) -> Iterator
             )
 
 
-# Of a regular expression on one text: some tenths of a second in Python's engine, in the worst case.
+# Steps of a regular expression on one text: some tenths of a second in Python's engine, in the worst case.
 MAX_STEPS = 10_000_000
 
 
@@ -217,22 +217,22 @@ Fits: TypeAlias = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What was found in a text."""
+    """Hold the label that was found in a text."""
 
     label: str
     is_fallback: bool = False  # no rule fits
-    is_partial: bool = False  # a regular expression saw the beginning of the text alone, and no rule before it fits
+    is_partial: bool = False  # a regular expression saw only the beginning of the text, and no rule before it fits
 
 
 class LabelReader:
-    """Finds a category's label in the model's text: that of the first rule that fits, else the fallback label.
+    """Find a category's label in the model's text: that of the first rule that fits, else the fallback label.
 
-    As in Ludwig, upper and lower case count as equal; here also where a rule has upper case. A regular expression is
-    matched with the beginning of a text that is so long that it could take for ever.
+    As in Ludwig, upper and lower case count as equal, here also in the rules. A regular expression sees only the
+    beginning of a text that is so long that matching could take for ever.
     """
 
     def __init__(self, feature: OutputFeature) -> None:
-        """feature: a category that broke no rule of the configuration."""
+        """Prepare the rules of a category that has passed the configuration's checks."""
         fallback = feature.fallback_label
         assert feature.rules, "a text has no labels, and those of a category are known by now"
         assert fallback is not None, "checked with the configuration"
@@ -240,7 +240,7 @@ class LabelReader:
         self._rules = [(label, _fits(rule), _num_characters(rule)) for label, rule in feature.rules.items()]
 
     def read(self, text: str) -> Reading:
-        """The label, and how it was come by."""
+        """Return the label, and how it was found."""
         is_partial = False
         for label, fits, num_characters in self._rules:
             is_partial |= num_characters is not None and len(text) > num_characters
@@ -258,7 +258,7 @@ def _fits(rule: MatchRule) -> Fits:
 
 
 def _num_characters(rule: MatchRule) -> int | None:
-    """Of a text that a rule looks at; None for all."""
+    """Return how many characters of a text a rule looks at; None for all."""
     return None if rule.type == "contains" else characters_within(rule.value, MAX_STEPS)
 
 
@@ -275,14 +275,14 @@ INPUTS: KeyPath = ("input_features",)
 
 
 def template_names_what_is_set(config: Config) -> Iterator[Finding]:
-    """A task or examples that no placeholder takes would be left out without a word."""
+    """Check that the template has a placeholder for each thing that is set, and that each placeholder's is set."""
     prompt = config.prompt
     if prompt.template is None:
         return
     try:
         used = names(parse_template(prompt.template))
     except ConfigError:
-        return  # told by another rule
+        return  # another rule reports it
     if prompt.num_examples and not set(used) - {TASK, CONTEXT}:
         yield Finding(
             paths=(TEMPLATE, RETRIEVAL),
@@ -323,7 +323,7 @@ def template_names_what_is_set(config: Config) -> Iterator[Finding]:
 
 
 def several_inputs_are_put_together(config: Config) -> Iterator[Finding]:
-    """Without a template, each of several inputs is named in one; a length would be of all of them."""
+    """Check that several inputs can stand in a template, and that none has a length, which would cut the prompt."""
     if config.chat is not None or len(config.input_features) == 1:
         return
     for number, feature in enumerate(config.input_features):
@@ -344,7 +344,7 @@ def several_inputs_are_put_together(config: Config) -> Iterator[Finding]:
 
 
 def retrieval_is_whole(config: Config) -> Iterator[Finding]:
-    """Retrieval needs a template to stand in and, by likeness, a model; keys without effect are told."""
+    """Check that retrieval has a template and, if semantic, a model, and that all of its keys have an effect."""
     prompt, retrieval = config.prompt, config.prompt.retrieval
     if retrieval is None:
         return

@@ -20,7 +20,7 @@ DEFAULT_MAX_NEW_TOKENS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """What choices depend on."""
+    """Describe what choices depend on."""
 
     kind: Literal["cpu", "cuda", "mps"]
     bf16: bool  # bfloat16 arithmetic in hardware
@@ -29,7 +29,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One automatic choice: the key, the value, and why."""
+    """Hold one automatic choice: the key, the value, and why."""
 
     key: str
     value: Any
@@ -41,14 +41,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
-    """A configuration without `auto`, and what was chosen."""
+    """Hold a configuration without `auto`, and what was chosen."""
 
     config: Config
     choices: tuple[Choice, ...]
 
 
 def resolve(config: Config, device: DeviceFacts, *, context_length: int | None = None) -> Resolution:
-    """Choose; what the user set stays. Resolving a resolved configuration changes nothing.
+    """Choose what the user has left open. Resolving a resolved configuration changes nothing.
 
     What depends on more than the device stays `auto`, too: `trainer.chunked_loss` and
     `model_parameters.attn_implementation` wait for the model (models/load.py); `trainer.batch_size` with
@@ -73,7 +73,7 @@ def resolve(config: Config, device: DeviceFacts, *, context_length: int | None =
 
 
 def bounded_by_rows(config: Config, choices: tuple[Choice, ...], num_rows: int) -> tuple[Config, tuple[Choice, ...]]:
-    """A resolved configuration whose default effective batch is of no more than all rows to train on, and its choices.
+    """Bound the default effective batch by the rows to train on; return the resolved configuration and its choices.
 
     A batch that was set, or that a schedule names, stays what it is.
     """
@@ -88,18 +88,18 @@ def bounded_by_rows(config: Config, choices: tuple[Choice, ...], num_rows: int) 
 
 
 def with_effective_rows(config: Config, rows: int) -> Config:
-    """The configuration of a run whose updates are of so many rows."""
+    """Return the configuration with updates of so many rows."""
     return _changed(config, {EFFECTIVE: rows})
 
 
 def new_tokens(config: Config, context_length: int | None) -> int:
-    """generation.max_new_tokens as it is set, or as it will be chosen."""
+    """Return generation.max_new_tokens as it is set or will be chosen."""
     given = config.generation.max_new_tokens
     return _max_new_tokens(config, context_length)[0] if given is None else given
 
 
 def _decisions(config: Config, device: DeviceFacts, context_length: int | None) -> Iterator[tuple[KeyPath, Any, str]]:
-    """Key, value, and the reason; an empty reason where there was no choice."""
+    """Yield key, value and reason of each decision; an empty reason if there was no choice."""
     if config.precision == "auto":
         yield ("precision",), *_precision(config, device)
     quantization = config.quantization
@@ -133,14 +133,14 @@ def _precision(config: Config, device: DeviceFacts) -> tuple[str, str]:
 
 
 def _compute_dtype(config: Config, device: DeviceFacts) -> tuple[str, str]:
-    """The data type of 4-bit layers' arithmetic is that of the others'."""
+    """Give 4-bit layers the data type in which the others compute."""
     precision = config.precision if config.precision != "auto" else _precision(config, device)[0]
     names = {"fp32": "float32", "bf16-true": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
     return names[precision], f"precision is {precision}"
 
 
 def _optimizer_on(config: Config, device: DeviceFacts) -> Iterator[Finding]:
-    """Paged states lie in memory that CUDA shares with the machine; bitsandbytes would quietly do without elsewhere."""
+    """Refuse paged states without CUDA, whose unified memory holds them; bitsandbytes would silently not page."""
     optimizer = config.trainer.optimizer if isinstance(config.trainer, FinetuneTrainer) else None
     if optimizer is not None and optimizer.type.startswith("paged_") and device.kind != "cuda":
         yield Finding(
@@ -190,7 +190,7 @@ def _why_effective(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: i
 
 
 def _defaults(trainer: FinetuneTrainer) -> str:
-    """What is said of the default batch, and of the default epochs where they, too, hold."""
+    """Explain the default batch, and the default epochs if they hold as well."""
     if takes_default_epochs(trainer):
         return f"the defaults are {trainer.epochs} epochs of {DEFAULT_ROWS} rows an update; Ludwig's are 100 and 1"
     return f"the default is {DEFAULT_ROWS} rows an update; Ludwig's is 1"
@@ -228,7 +228,7 @@ def _learning_rate(config: Config, trainer: FinetuneTrainer, num_processes: int)
 
 
 def _beta2_scaling(trainer: FinetuneTrainer) -> tuple[bool, str]:
-    """Without a reason where nothing was to be chosen."""
+    """Decide on the scaling of beta2; the reason is empty if there was nothing to choose."""
     if trainer.batch_lr_scaling != "sqrt" or not moves_batch(trainer):
         return False, ""
     if not has_beta2(trainer.optimizer):
@@ -245,7 +245,7 @@ def _automatic_rate(config: Config) -> tuple[float, str]:
 
 
 def _max_new_tokens(config: Config, context_length: int | None) -> tuple[int, str]:
-    """A length that nobody set leaves at least half of the context to the prompt."""
+    """Choose a length that leaves at least half of the context to the prompt."""
     tokens, reason = _length_of_answers(config)
     if context_length is not None and tokens > context_length // 2:
         return context_length // 2, f"half of the model's context; {reason} would leave too little for prompts"
@@ -263,7 +263,7 @@ def _length_of_answers(config: Config) -> tuple[int, str]:
 
 
 def _changed(config: Config, changes: dict[KeyPath, Any]) -> Config:
-    """A copy with the values at the paths; sections between are copied, too."""
+    """Return a copy with the values at the paths; sections around them are copied, too."""
     updates: dict[str, Any] = {}
     for path, value in changes.items():
         name = str(path[0])

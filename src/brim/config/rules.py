@@ -46,7 +46,7 @@ _TRAINING_KEYS = (
 
 
 def notes_on(config: Config, document: Document) -> tuple[str, ...]:
-    """Notes, each with its place."""
+    """Return notes on keys without effect and defaults worth knowing, each with its place."""
     notes = []
     if isinstance(config.trainer, NoTrainer):
         untouched = NoTrainer()
@@ -59,7 +59,7 @@ def notes_on(config: Config, document: Document) -> tuple[str, ...]:
         where = document.place(("prompt", "template")).where
         notes.append(f"{where}: prompt.template names no column, so every row gets the same prompt")
     notes += _inputs(config, document)
-    notes += _epochs_told(config.trainer, document)
+    notes += _epoch_notes(config.trainer, document)
     if isinstance(config.trainer, FinetuneTrainer):
         notes += _batch_that_stays(config.trainer, document)
     if isinstance(config.trainer, FinetuneTrainer) and config.trainer.batch_search != "predict":
@@ -92,7 +92,7 @@ def _inputs(config: Config, document: Document) -> list[str]:
     return notes
 
 
-def _epochs_told(trainer: TrainerConfig, document: Document) -> list[str]:
+def _epoch_notes(trainer: TrainerConfig, document: Document) -> list[str]:
     lengths = {"train_steps": trainer.train_steps}
     if isinstance(trainer, FinetuneTrainer):
         lengths["train_samples"] = trainer.train_samples
@@ -149,7 +149,7 @@ OUTPUT: KeyPath = ("output_features", 0)
 
 
 def broken_rules(config: Config, known: Sequence[Finding]) -> list[Finding]:
-    """Every contradiction, but for those between keys of which one has a finding of its own."""
+    """Find all contradictions, except between keys of which one is already known to be faulty."""
     faulty = [path for finding in known for path in finding.paths]
     found = [finding for rule in _RULES for finding in rule(config)]
     return [finding for finding in found if not any(_touches(path, faulty) for path in finding.paths)]
@@ -178,15 +178,19 @@ def _template_is_readable(config: Config) -> Iterator[Finding]:
 
 
 def _chat_stands_alone(config: Config) -> Iterator[Finding]:
-    """Keys that describe a prompt and an answer would have no effect on conversations."""
+    """Refuse keys that describe a prompt and an answer, since they would have no effect on conversations."""
     if config.chat is None:
         return
     given: list[KeyPath] = [
         (name,) for name in ("input_features", "output_features") if name in config.model_fields_set
     ]
     prompt = config.prompt
-    said = {"template": prompt.template is not None, "task": prompt.task is not None, "retrieval": prompt.num_examples}
-    given += [("prompt", name) for name, is_said in said.items() if is_said]
+    if prompt.template is not None:
+        given.append(("prompt", "template"))
+    if prompt.task is not None:
+        given.append(("prompt", "task"))
+    if prompt.num_examples:
+        given.append(("prompt", "retrieval"))
     for path in given:
         yield Finding(
             paths=(path, ("chat",)),
@@ -282,7 +286,7 @@ def _batch_sizes_multiply_up(config: Config) -> Iterator[Finding]:
 
 
 def _cut_has_a_batch(config: Config) -> Iterator[Finding]:
-    """A written batch_size: auto times an accumulation would leave what is learned to the memory."""
+    """Refuse a written `batch_size: auto` times an accumulation, with which the memory would decide what is learned."""
     trainer = config.trainer
     if not isinstance(trainer, FinetuneTrainer) or "batch_size" not in trainer.model_fields_set:
         return
@@ -369,7 +373,7 @@ def _generation_fits(config: Config) -> Iterator[Finding]:
 
 
 def biases_in_16_bits(config: Config) -> Iterator[Finding]:
-    """A linear layer takes its weight and its bias in one dtype, and all that trains is fp32."""
+    """Refuse to train biases in 16 bits: a layer's weight and bias have one dtype, and all that trains is fp32."""
     if config.adapter is not None and config.adapter.bias_type != "none" and config.precision == "bf16-true":
         yield Finding(
             paths=(("precision",), ("adapter", "bias_type")),
@@ -380,7 +384,7 @@ def biases_in_16_bits(config: Config) -> Iterator[Finding]:
 
 
 def quantised_base(config: Config) -> Iterator[Finding]:
-    """What cannot be done with weights in 4 or 8 bits, which may also come so from the base model's folder."""
+    """Refuse what cannot be done with weights in 4 or 8 bits; the base model's folder may hold them so."""
     if config.quantization is None:
         return
     if config.initialize == "random":
@@ -399,7 +403,7 @@ def quantised_base(config: Config) -> Iterator[Finding]:
 
 
 def _no_secrets(config: Config) -> Iterator[Finding]:
-    """Masked, the value would be another one; as it is, it would reach the run's folder and its model card."""
+    """Refuse secrets: masked, the value would be another; as it is, it would reach the run's folder and model card."""
     for path in secrets_in(config.model_dump()):
         yield Finding(
             paths=(path,),

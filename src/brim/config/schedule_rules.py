@@ -23,7 +23,7 @@ _UNTOUCHED = LearningRateScheduler()
 
 
 def learning_rate_rules(config: Config) -> Iterator[Finding]:
-    """Every contradiction between the keys of the learning rate's course."""
+    """Find contradictions between the keys of the learning rate's schedule."""
     if not isinstance(config.trainer, FinetuneTrainer):
         return
     schedule, rate = config.trainer.learning_rate_scheduler, config.trainer.learning_rate
@@ -59,7 +59,7 @@ def _lengths(schedule: LearningRateScheduler) -> Iterator[Finding]:
 
 
 def _overlap(schedule: LearningRateScheduler) -> Iterator[Finding]:
-    """Lengths in other units than shares are compared once the run's length is known."""
+    """Find a warm-up and a decay that overlap; lengths that are not shares are compared once the run's is known."""
     if schedule.decay != "wsd":
         return
     warmup, decay = _share(schedule, "warmup"), _share(schedule, "decay")
@@ -73,7 +73,7 @@ def _overlap(schedule: LearningRateScheduler) -> Iterator[Finding]:
 
 
 def _share(schedule: LearningRateScheduler, stretch: str) -> tuple[str, Fraction] | None:
-    """A stretch in words and as a share of the run; None where its length is in another unit, or cannot be read."""
+    """Return a stretch in words and as a share of the run; None if its length has another unit or cannot be read."""
     length, share = getattr(schedule, f"{stretch}_length"), getattr(schedule, f"{stretch}_fraction")
     if length is None:
         return f"{stretch}_fraction {share:g}", Fraction(repr(share))
@@ -85,7 +85,7 @@ def _share(schedule: LearningRateScheduler, stretch: str) -> tuple[str, Fraction
 
 
 def unreadable_duration(path: KeyPath, text: str | None) -> Iterator[Finding]:
-    """A finding where a duration cannot be read."""
+    """Find a duration that cannot be read."""
     try:
         if text is not None:
             parse_duration(text)
@@ -97,19 +97,19 @@ WAYS = ("batch_rampup", "batch_schedule", "batch_increase_function", "batch_adap
 
 
 def ways_given(trainer: FinetuneTrainer) -> list[KeyPath]:
-    """The keys that are set; valid configurations have at most one."""
+    """Return the keys that are set and move the batch; a valid configuration has at most one."""
     return [("trainer", name) for name in WAYS if getattr(trainer, name) is not None]
 
 
 def moves_batch(trainer: FinetuneTrainer) -> bool:
-    """Whether the effective batch is asked to move."""
+    """Return whether the effective batch moves."""
     return bool(ways_given(trainer))
 
 
 def named_sizes(trainer: FinetuneTrainer) -> Iterator[tuple[KeyPath, int]]:
-    """The sizes that a run takes, but for `effective_batch_size` and what a function adds; each with its key.
+    """Yield the sizes that keys name for a run, except `effective_batch_size` and what a function adds.
 
-    None of a `batch_schedule` that cannot be read.
+    A `batch_schedule` that cannot be read has none.
     """
     ramp, limits = trainer.batch_rampup, trainer.batch_adaptation
     if trainer.initial_effective_batch_size is not None:
@@ -125,7 +125,7 @@ def named_sizes(trainer: FinetuneTrainer) -> Iterator[tuple[KeyPath, int]]:
 
 
 def implied_effective_rows(trainer: FinetuneTrainer) -> tuple[int, str] | None:
-    """What `effective_batch_size: auto` is where the batch moves, and why; None where the keys do not say."""
+    """Return what `effective_batch_size: auto` is if the batch moves, and why; None if the keys do not say."""
     if trainer.batch_schedule is not None:
         sizes = _sizes_of_table(trainer.batch_schedule)
         return (sizes[-1], "the last size of trainer.batch_schedule") if sizes else None
@@ -135,17 +135,17 @@ def implied_effective_rows(trainer: FinetuneTrainer) -> tuple[int, str] | None:
 
 
 def takes_default_epochs(trainer: FinetuneTrainer) -> bool:
-    """Whether no key says how long the run is."""
+    """Return whether no key says how long the run is."""
     return "epochs" not in trainer.model_fields_set and trainer.train_steps is None and trainer.train_samples is None
 
 
 def has_beta2(optimizer: OptimizerConfig) -> bool:
-    """Whether it divides by a running average of squared gradients, with a beta of its own and a bias correction."""
+    """Return whether it is an Adam: a second beta averages squared gradients, with a bias correction."""
     return optimizer.type.removeprefix("paged_").removesuffix("_8bit") in ("adam", "adamw")
 
 
 def _sizes_of_table(text: str) -> list[int]:
-    """Empty where it cannot be read, which a rule tells."""
+    """Return the sizes of a table; none if it cannot be read, which a rule reports."""
     try:
         return [size for _, size in parse_batch_steps(text)]
     except ValueError:
@@ -159,7 +159,7 @@ _LARGEST = 2**40  # rows; Ludwig's bound on a batch
 
 
 def parse_batch_steps(text: str) -> tuple[tuple[Duration, int], ...]:
-    """'0sp:1024 250000sp:2048 1e6sp:4096': from when on, and how many rows; all times in one unit.
+    """Parse '0sp:1024 250000sp:2048 1e6sp:4096': from when on, and how many rows; all times in one unit.
 
     The first begins at 0, which needs no unit; each later one after the one before. Raises ValueError.
     """

@@ -38,7 +38,7 @@ _REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 
 
 def pattern_fault(pattern: str) -> str | None:
-    """Why a regular expression is refused; None where it is fine."""
+    """Say why a regular expression is refused; None if it is accepted."""
     if len(pattern) > MAX_CHARACTERS:
         return f"it has {len(pattern):,} characters, more than {MAX_CHARACTERS:,}"
     try:
@@ -46,7 +46,7 @@ def pattern_fault(pattern: str) -> str | None:
             warnings.simplefilter("ignore")  # of syntax that will mean something else one day
             cost = _sequence(_parser().parse(pattern))
     except (re.error, OverflowError, RecursionError) as error:
-        return f"it is no regular expression: {error}"
+        return f"it is not a regular expression: {error}"
     if cost.nested:
         return "a repeat or a choice stands inside a repeat, which can take for ever"
     if cost.opens > MAX_OPEN_REPEATS:
@@ -57,10 +57,10 @@ def pattern_fault(pattern: str) -> str | None:
 
 
 def characters_within(pattern: str, num_steps: int) -> int:
-    """How long a text may be for looking for the expression anywhere in it to take about so many steps at most.
+    """Return the characters of the longest text in which a search for the expression takes about so many steps.
 
-    pattern: one without a fault. With k open repeats one after the other, a text of n characters can be cut among them
-    and what stands before in n^(k+1) / (k+1)! ways.
+    pattern: one without a fault. With k open repeats one after the other, a text of n characters can be divided among
+    them and what stands before in n^(k+1) / (k+1)! ways.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -71,7 +71,7 @@ def characters_within(pattern: str, num_steps: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """Of one expression: open repeats and choices that can follow each other, and whether an open repeat holds any."""
+    """Count an expression's open repeats and choices that can follow each other; nested: an open repeat holds any."""
 
     opens: int = 0
     ways: int = 1
@@ -83,7 +83,7 @@ class _Cost:
 
 
 def _parser() -> Any:
-    """Python's own parser, which has no public name."""
+    """Return Python's own parser, which has no public name."""
     try:
         from re import _parser as parser  # type: ignore[attr-defined, unused-ignore]
     except ImportError:  # Python 3.10
@@ -125,7 +125,7 @@ def _part(name: str, argument: Any) -> _Cost:
 
 
 def _parts_of(argument: Any) -> list[Any]:
-    """The expressions inside a group, an assertion or a condition."""
+    """Return the expressions inside a group, an assertion or a condition."""
     held = argument if isinstance(argument, tuple) else (argument,)
     return [part for part in held if type(part).__name__ == "SubPattern"]
 
@@ -159,7 +159,7 @@ ASSISTANT:
 
 
 def template_text(prompt: PromptConfig) -> str | None:
-    """The template as it is given, or built in; None where the input feature's value is the prompt."""
+    """Return the template that is given, or a built-in one; None if the input feature's value is the prompt."""
     if prompt.template is not None:
         return prompt.template
     if prompt.task is None:
@@ -168,13 +168,13 @@ def template_text(prompt: PromptConfig) -> str | None:
 
 
 def template_with_task(config: Config) -> str | None:
-    """The template with task and labels written into it, so that it stands for itself."""
+    """Return the template with task and labels written into it, so that it needs nothing else."""
     parts = prompt_parts(config)
     return None if parts is None else "".join(map(_written, parts))
 
 
 def prompt_parts(config: Config) -> Parts | None:
-    """The parsed template with task and labels as some of its literal texts, in which braces are braces.
+    """Return the parsed template with task and labels among its literal texts, in which braces are braces.
 
     Raises ConfigError as `parse_template`.
     """
@@ -188,7 +188,7 @@ def prompt_parts(config: Config) -> Parts | None:
 
 
 def prompt_columns(config: Config) -> tuple[str, ...]:
-    """The columns that the prompt reads, each once, in the template's order."""
+    """Return the columns that the prompt reads, each once, in the template's order."""
     parts, column = prompt_parts(config), config.input_features[0].column_name
     used = (SAMPLE,) if parts is None else tuple(name for name in names(parts) if name != CONTEXT)
     return tuple(dict.fromkeys(column if name == SAMPLE else name for name in used))
@@ -196,7 +196,7 @@ def prompt_columns(config: Config) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placeholder:
-    """`{name}` or `{name:format_spec}`."""
+    """Hold `{name}` or `{name:format_spec}`."""
 
     name: str
     format_spec: str = ""
@@ -234,7 +234,7 @@ Parts: TypeAlias = tuple[str | Placeholder, ...]
 
 
 def parse_template(template: str) -> Parts:
-    """Literal texts and placeholders in turn. Raises ConfigError with every fault of the template."""
+    """Parse a template into literal texts and placeholders. Raises ConfigError with every fault of the template."""
     parts: list[str | Placeholder] = []
     literal: list[str] = []
     problems: list[Problem] = []
@@ -265,17 +265,17 @@ def parse_template(template: str) -> Parts:
 
 
 def render(parts: Parts, values: Mapping[str, Any]) -> str:
-    """The text for one row. Raises DataError when a value does not fit its number format."""
+    """Render the text for one row. Raises DataError when a value does not fit its number format."""
     return "".join(part if isinstance(part, str) else _formatted(part, values[part.name]) for part in parts)
 
 
 def names(parts: Parts) -> tuple[str, ...]:
-    """The names that the template uses, each once, in order."""
+    """Return the names that the template uses, each once, in order."""
     return tuple(dict.fromkeys(part.name for part in parts if isinstance(part, Placeholder)))
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a column's name may stand in braces."""
+    """Return whether a column's name may stand in braces."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -283,12 +283,12 @@ _BRACES = "write {{ and }} for literal braces"
 
 
 def _placeholder(text: str, problems: list[Problem]) -> Iterable[Placeholder]:
-    """The placeholder between two braces, or a problem added."""
+    """Return the placeholder between two braces, or add a problem."""
     name, colon, spec = text.partition(":")
     shown = "{" + text + "}"
     if name.startswith("__") and name.endswith("__") and name not in _PLACEHOLDERS:
         ours = ", ".join(f"{{{each}}}" for each in _PLACEHOLDERS)
-        problems.append(_fault(f"{shown} is no placeholder", "", f"use a column's name, or one of {ours}"))
+        problems.append(_fault(f"{shown} is not a placeholder", "", f"use a column's name, or one of {ours}"))
     elif colon and name in (TASK, CONTEXT, LABELS):
         problems.append(_fault(f"{shown} is text, which takes no format", "", f"write {{{name}}}"))
     elif "{" in text or not _NAME.fullmatch(name):
@@ -302,7 +302,7 @@ def _placeholder(text: str, problems: list[Problem]) -> Iterable[Placeholder]:
     elif (colon and not spec) or not _FORMAT_SPEC.fullmatch(spec):
         problems.append(
             Problem(
-                what=f"prompt.template: '{spec}' in {shown} is no number format",
+                what=f"prompt.template: '{spec}' in {shown} is not a number format",
                 expected="a format such as {x:.2f}",
                 fix=_BRACES,
             )

@@ -17,16 +17,14 @@ _MAX_REPAIRS = 5
 
 
 def validate(data: dict[str, Any], known: list[Finding]) -> tuple[Config | None, list[Finding]]:
-    """Check the values. Return the configuration, with defaults in place of what is wrong (None if that does not do),
-    and all that is. Whatever lies within `known` findings has been reported already.
+    """Check the values; return the configuration, with defaults in place of what is wrong, and the findings.
 
-    A faulty value is replaced by its default and the rest checked again, so that a fault in one place hides none in
-    another.
+    known: findings that have been reported already, with all that lies below their keys. A faulty value is replaced by
+    its default and the rest is checked again, so that a fault in one place hides none in another. If defaults cannot
+    mend the configuration, it is None.
     """
     findings: list[Finding] = []
-    written: dict[
-        KeyPath, KeyPath
-    ] = {}  # for a key that is surely meant: the misspelt one, which is where its value stands
+    written: dict[KeyPath, KeyPath] = {}  # the key that is meant: the misspelt one in its place
     for attempt in range(_MAX_REPAIRS):
         try:
             return Config.model_validate(data), findings
@@ -47,12 +45,12 @@ def validate(data: dict[str, Any], known: list[Finding]) -> tuple[Config | None,
 
 
 def _is_short_by_faults(detail: ErrorDetails) -> bool:
-    """Whether pydantic calls a list too short since it does not count the entries whose faults it tells as well."""
+    """Return whether pydantic calls a list too short only since it does not count faulty entries, which it reports."""
     return detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]
 
 
 def _at_written(finding: Finding, written: dict[KeyPath, KeyPath]) -> Finding:
-    """The finding, placed at the misspelt key if it is about such a key's value."""
+    """Place the finding at the misspelt key, if it is about such a key's value."""
     for meant, path in written.items():
         if is_within(finding.path, [meant]):
             return replace(finding, paths=(*finding.paths, path))
@@ -60,7 +58,7 @@ def _at_written(finding: Finding, written: dict[KeyPath, KeyPath]) -> Finding:
 
 
 def _translate(detail: ErrorDetails, data: dict[str, Any]) -> Finding:
-    """One of pydantic's errors as a finding at a key of the schema."""
+    """Turn one of pydantic's errors into a finding at a key of the schema."""
     spot = _locate(detail["loc"], data)
     if detail["type"] in ("extra_forbidden", "invalid_key"):
         return unknown_key(spot.path, spot.sections, data)
@@ -81,7 +79,7 @@ def _translate(detail: ErrorDetails, data: dict[str, Any]) -> Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spot:
-    """Where an error of pydantic's lies."""
+    """Hold where an error of pydantic's lies."""
 
     path: KeyPath
     field: Any  # the FieldInfo of the last key on the path that the schema knows
@@ -90,7 +88,7 @@ class _Spot:
 
 
 def _locate(loc: tuple[int | str, ...], data: dict[str, Any]) -> _Spot:
-    """The key that a location means: pydantic adds the names of union branches, and goes below single values."""
+    """Find the key that a location means: pydantic adds names of union branches, and goes below single values."""
     sections: tuple[type[Section], ...] = (Config,)
     path: KeyPath = ()
     field: Any = None
@@ -128,13 +126,13 @@ def _wrong_type(spot: _Spot, data: dict[str, Any]) -> Finding:
 
 
 def _with_foreign_value(finding: Finding, data: dict[str, Any]) -> Finding:
-    """The finding with what other tools mean by the value, where they mean something."""
+    """Add to the finding what other tools mean by the value, if they mean something."""
     helped = foreign_value(finding.path, data)
     return finding if helped is None else replace(finding, fix=helped.words, instead=helped.lines)
 
 
 def _wrong_value(spot: _Spot, data: dict[str, Any], *, fix: str = "") -> Finding:
-    """fix: what a validator of brim's own advises; empty: what the value suggests."""
+    """Describe a wrong value. fix: the advice of one of brim's validators; if empty, the value suggests one."""
     value = value_at(data, spot.path)
     words = "a mapping" if spot.is_entry and spot.sections else expected(spot.field)
     finding = Finding(
@@ -168,7 +166,7 @@ def _hint(value: Any, words: str, choices: list[str]) -> str:
 
 
 def _is_amount(value: Any) -> bool:
-    """No bool, nothing negative, and not the infinity or the nan that YAML can name."""
+    """Return whether it is a number of at least 0: not a bool, and not YAML's infinity or nan."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
@@ -180,12 +178,12 @@ def _is_number(text: str) -> bool:
 
 
 def _unique(findings: list[Finding]) -> list[Finding]:
-    """One finding a key: pydantic reports each branch of a union."""
+    """Keep one finding a key: pydantic reports each branch of a union."""
     return list({finding.path: finding for finding in reversed(findings)}.values())[::-1]
 
 
 def _repaired(data: Any, finding: Finding) -> Any:
-    """A copy in which the fault is replaced by a default, or by a stand-in where there is none."""
+    """Return a copy in which the fault is replaced by the key's default or, without one, by a stand-in."""
     path = finding.path
     if finding.kind == "missing":
         return _with(data, path, _stand_in(path))

@@ -32,7 +32,7 @@ from brim.storage import secrets_of_environment
 
 
 def dump(config: Config, path: str | Path | None = None) -> str:
-    """The YAML of every key, written to `path` if given. Without secrets in it, it loads back to an equal Config."""
+    """Return the YAML of every key, also written to `path`. Unless it held secrets, it loads to an equal Config."""
     yaml = YAML()
     yaml.width = 120
     yaml.indent(mapping=2, sequence=4, offset=2)
@@ -46,7 +46,7 @@ def dump(config: Config, path: str | Path | None = None) -> str:
 
 
 def _complete(config: Config) -> dict[str, Any]:
-    """Every key, but for those that may not stand beside `chat`, and a cut without a batch."""
+    """Return every key, except those that are refused beside `chat`, and a `batch_size` that is refused as `auto`."""
     without: dict[str, Any] = {} if config.chat is None else {"input_features": True, "output_features": True}
     trainer = config.trainer
     if isinstance(trainer, FinetuneTrainer) and trainer.batch_size == trainer.effective_batch_size == "auto":
@@ -55,7 +55,7 @@ def _complete(config: Config) -> dict[str, Any]:
 
 
 def _readable(value: Any) -> Any:
-    """Texts of several lines as blocks, those with control characters in double quotes, which alone keep them."""
+    """Mark texts of several lines to be written as blocks; control characters survive only in double quotes."""
     if isinstance(value, dict):
         return {key: _readable(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -67,18 +67,18 @@ def _readable(value: Any) -> Any:
 
 
 def _is_plain_line(line: str) -> bool:
-    """Whether a block can hold the line unchanged, which it cannot with control characters or spaces at the ends."""
+    """Return whether a block keeps the line as it is: without control characters, and without spaces at its ends."""
     return line.isprintable() and line == line.strip()
 
 
 class _Representer(RoundTripRepresenter):
-    """ruamel.yaml's, with `null` written out."""
+    """Write values as ruamel.yaml does, but null as `null`."""
 
     def represent_null(self, _value: None) -> Any:
         return self.represent_scalar("tag:yaml.org,2002:null", "null")
 
     def represent_float(self, value: float) -> Any:
-        """With a dot in front of the exponent: to a reader of YAML 1.1, 1e-08 is a text."""
+        """Put a dot in front of the exponent: to a reader of YAML 1.1, 1e-08 is a text."""
         text = repr(value)
         if "e" in text and "." not in text:
             text = text.replace("e", ".0e")
@@ -94,7 +94,7 @@ _Representer.add_representer(float, _Representer.represent_float)
 MASK = "***"
 
 
-# Real shapes with real lengths only: a folder `hf_checkpoints` and a template `?api_key={question}` are no secrets.
+# Real shapes with real lengths only: a folder `hf_checkpoints` and a template `?api_key={question}` are not secrets.
 _TOKENS = re.compile(
     r"(?<![A-Za-z0-9_-])(?:"
     r"hf_[A-Za-z0-9]{34}"  # Hugging Face
@@ -121,19 +121,19 @@ _PATHS: frozenset[KeyPath] = frozenset(
 
 
 def mask_text(text: str) -> str:
-    """The text with tokens, logins in addresses and the environment's secrets masked."""
+    """Mask tokens, logins in addresses and the environment's secrets."""
     return mask_login(_TOKENS.sub(MASK, text))
 
 
 def mask_login(text: str) -> str:
-    """The text with logins in addresses and the environment's secrets masked: for paths."""
+    """Mask logins in addresses and the environment's secrets, but no tokens: for paths."""
     for secret in secrets_of_environment():
         text = text.replace(secret, MASK)
     return _LOGIN.sub(rf"\g<1>{MASK}@", text)
 
 
 def mask_secrets(value: Any, path: KeyPath = ()) -> Any:
-    """A copy of a configuration's mappings, lists and scalars in which every secret is masked."""
+    """Return a copy of a configuration's mappings, lists and scalars in which every secret is masked."""
     if isinstance(value, dict):
         return {key: mask_secrets(item, (*path, key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -144,7 +144,7 @@ def mask_secrets(value: Any, path: KeyPath = ()) -> Any:
 
 
 def secrets_in(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """The keys of a configuration's values that hold a secret."""
+    """Yield the keys whose values hold a secret."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from secrets_in(item, (*path, key))
@@ -156,9 +156,9 @@ def secrets_in(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 def read_source(source: str | FilePath | Mapping[str, Any]) -> Document:
-    """The configuration as a document; that of a base model's folder is to run it as it is, untrained.
+    """Read a configuration as a document; a base model's folder stands for running it as it is, untrained.
 
-    Raises ConfigError for what is no readable mapping.
+    Raises ConfigError if the source is not a readable mapping.
     """
     if isinstance(source, Mapping):
         places: dict[KeyPath, Place] = {}
@@ -179,13 +179,13 @@ def read_source(source: str | FilePath | Mapping[str, Any]) -> Document:
             what="the configuration is empty", where=name, fix="give at least base_model and the features"
         )
     if not isinstance(data, dict):
-        what, expected = "the configuration is no mapping", "lines of the form `key: value`"
+        what, expected = "the configuration is not a mapping", "lines of the form `key: value`"
         raise ConfigError(what=what, where=f"{name}:1", expected=expected)
     return Document(name=name, data=data, places=places)
 
 
 def _is_data(path: FilePath) -> bool:
-    """Whether a file holds rows, by its ending; in a .json, which may be a configuration, by its form.
+    """Return whether a file holds rows: by its ending, or, in a .json, which may be a configuration, by its form.
 
     Rows in JSON are a list, an object a line, or an object of lists.
     """
@@ -209,7 +209,7 @@ def _is_data(path: FilePath) -> bool:
 
 
 def is_folder(path: FilePath) -> bool:
-    """Whether it is one that can be looked into; not where no file can have such a name."""
+    """Return whether this is a folder; a path that no file can have is not."""
     try:
         return path.is_dir()
     except (OSError, ValueError):
@@ -217,7 +217,7 @@ def is_folder(path: FilePath) -> bool:
 
 
 def yaml_files(folder: FilePath) -> list[FilePath]:
-    """The files in it that may be configurations; none where it cannot be looked into."""
+    """Return the files in it that may be configurations; none if it cannot be listed."""
     try:
         return sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
     except OSError:
@@ -225,7 +225,7 @@ def yaml_files(folder: FilePath) -> list[FilePath]:
 
 
 def _model_in(folder: FilePath, name: str) -> str:
-    """The folder as `base_model`. Raises ConfigError where it holds no model of transformers."""
+    """Return the folder as `base_model`. Raises ConfigError if it does not hold a model of transformers."""
     if (folder / "config.json").is_file():
         return name
     if (folder / "adapter_config.json").is_file():
@@ -266,10 +266,10 @@ def _read_text(path: FilePath, name: str) -> str:
 
 
 def _read_bytes(path: FilePath, name: str) -> bytes:
-    """Its content. Raises ConfigError for what may never end: devices, pipes, huge files."""
+    """Read a file. Raises ConfigError for what may never end: devices, pipes, huge files."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        what, fix = "this is no regular file", "save the configuration to a file"
+        what, fix = "this is not a regular file", "save the configuration to a file"
         raise ConfigError(what=what, where=name, expected="a YAML file", fix=fix)
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
@@ -281,7 +281,7 @@ def _read_bytes(path: FilePath, name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A place to name, and its rank in reading order."""
+    """Hold a place to name, and its rank in reading order."""
 
     where: str  # "config.yaml:7"; empty where the dotted key itself is the place
     order: tuple[int, int]
@@ -289,7 +289,7 @@ class Place:
 
 
 def _plain(value: Any, path: KeyPath, places: dict[KeyPath, Place]) -> Any:
-    """Python's values as YAML would have given them: dicts, lists, text and numbers."""
+    """Convert Python's values to those of YAML: dicts, lists, text and numbers."""
     if len(path) > MAX_DEPTH:
         raise ConfigError(what="too many nested values for a configuration", where=dotted(path[:3]))
     if path:
@@ -326,9 +326,9 @@ _PLAIN_TAGS |= {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 
 
 def read_yaml(text: str, name: str) -> tuple[Any, dict[KeyPath, Place]]:
-    """The value that the text holds, and the places of its keys and list entries as `name:line`.
+    """Return the value that the text holds, and the places of its keys and list entries as `name:line`.
 
-    Raises ConfigError for text that is no YAML, and for keys given twice (all of them at once).
+    Raises ConfigError for text that is not YAML, and for keys given twice (all of them at once).
     """
     yaml = YAML(typ="safe", pure=True)
     try:
@@ -371,7 +371,7 @@ def _too_many(where: str) -> Problem:
 
 @dataclass(slots=True)
 class _Builder:
-    """Builds values from YAML's nodes and notes where they stand."""
+    """Build values from YAML's nodes, and note where they stand."""
 
     name: str
     yaml: YAML
@@ -424,7 +424,7 @@ class _Builder:
         return result
 
     def pairs(self, node: MappingNode) -> list[tuple[Node, Node]]:
-        """The mapping's own pairs, then those that `<<` adds and that are not its own."""
+        """Return the mapping's own pairs, then those that only `<<` adds."""
         own = [(k, v) for k, v in node.value if str(k.tag) != _MERGE]
         names = {self.key(k) for k, _ in own}
         for key_node, value_node in node.value:
@@ -445,7 +445,7 @@ class _Builder:
         return own
 
     def key(self, node: Node) -> str:
-        """The key as text; YAML allows others, the configuration has none."""
+        """Return the key as text; YAML allows other keys, a configuration has none."""
         return self.whole(node.value, node) if isinstance(node, ScalarNode) else "[a list or mapping]"
 
     def scalar(self, node: Node) -> Any:
@@ -458,7 +458,7 @@ class _Builder:
         return self.whole(value, node) if isinstance(value, str) else value
 
     def whole(self, text: str, node: Node) -> str:
-        """The text with the halves of characters put together that JSON's escapes make of one, such as of an emoji."""
+        """Join the two halves that JSON's escapes make of some characters, such as an emoji."""
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
@@ -512,7 +512,7 @@ def _short_tag(node: Node) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A configuration as plain dicts, lists and scalars, with the places of its keys."""
+    """Hold a configuration as plain dicts, lists and scalars, with the places of its keys."""
 
     name: str  # the file as the user typed it, or "configuration"
     data: dict[str, Any]
@@ -520,7 +520,7 @@ class Document:
     has_lines: bool = True  # False for a mapping: its places are the dotted keys
 
     def place(self, path: KeyPath) -> Place:
-        """The place of the key, or of the nearest section around it."""
+        """Return the place of the key, or of the nearest section around it."""
         for length in range(len(path), 0, -1):
             found = self.places.get(path[:length])
             if found is not None:
@@ -529,12 +529,12 @@ class Document:
 
 
 def dotted(path: KeyPath) -> str:
-    """`trainer.epochs`, `input_features.0.name`."""
+    """Write a path with dots: `trainer.epochs`, `input_features.0.name`."""
     return ".".join(str(part) for part in path)
 
 
 def value_at(data: Any, path: KeyPath) -> Any:
-    """The value at a path; None where there is none."""
+    """Return the value at a path; None if there is none."""
     for part in path:
         if not _holds(data, part):
             return None
@@ -543,7 +543,7 @@ def value_at(data: Any, path: KeyPath) -> Any:
 
 
 def contains(data: Any, path: KeyPath) -> bool:
-    """Whether the path is given, if only as null."""
+    """Return whether the path is given, even as null."""
     return bool(path) and _holds(value_at(data, path[:-1]), path[-1])
 
 

@@ -17,7 +17,7 @@ from brim.config.foreign.values import Convert, Help
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignKey:
-    """Names that mean one thing. A `*` at a name's end stands for any ending; a dot for the section around it."""
+    """Hold names that mean the same. `*` at a name's end stands for any ending; `a.b` is b in a section a."""
 
     names: tuple[str, ...]
     target: str = ""  # brim's key; empty where there is none
@@ -37,7 +37,7 @@ class ForeignKey:
 @cache
 def foreign_keys() -> tuple[ForeignKey, ...]:
     """Return the keys that brim does not have."""
-    return tuple(_entry(told) for topic in form.table()["keys"].values() for told in topic)
+    return tuple(_entry(given) for topic in form.table()["keys"].values() for given in topic)
 
 
 @cache
@@ -46,25 +46,25 @@ def foreign_values() -> tuple[ForeignKey, ...]:
     return tuple(map(_entry, form.table()["values"]))
 
 
-def _entry(told: Mapping[str, Any]) -> ForeignKey:
+def _entry(given: Mapping[str, Any]) -> ForeignKey:
     return ForeignKey(
-        names=tuple(told["names"]),
-        target=told.get("to", ""),
-        example=told.get("example"),
-        convert=_convert(told.get("convert")),
-        words=told.get("words", ""),
-        off_counts=told.get("off_counts", False),
+        names=tuple(given["names"]),
+        target=given.get("to", ""),
+        example=given.get("example"),
+        convert=_convert(given.get("convert")),
+        words=given.get("words", ""),
+        off_counts=given.get("off_counts", False),
     )
 
 
-def _convert(told: Any) -> Convert | None:
+def _convert(given: Any) -> Convert | None:
     """Return a function of `values`, a choice by its tables there, or a switch with the line that it stands for."""
-    if told is None:
+    if given is None:
         return None
-    if isinstance(told, str):
-        convert: Convert = getattr(form, told)
+    if isinstance(given, str):
+        convert: Convert = getattr(form, given)
         return convert
-    if "switch" in told:
-        key, value = told["switch"]
-        return form.switch((key, value), words=told.get("words", ""))
-    return form.choice(told["choice"], told.get("also", ()))
+    if "switch" in given:
+        key, value = given["switch"]
+        return form.switch((key, value), words=given.get("words", ""))
+    return form.choice(given["choice"], given.get("also", ()))

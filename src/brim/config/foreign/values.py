@@ -26,7 +26,7 @@ DATA_FILES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".pq")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Help:
-    """What to do instead: dotted keys of brim with their values, and words."""
+    """Say what to do instead: dotted keys of brim with their values, and words."""
 
     lines: Lines = ()
     words: str = ""
@@ -34,12 +34,12 @@ class Help:
 
 
 CUT_BY_MEMORY = Help(
-    words="remove it: brim cuts each effective batch (trainer.effective_batch_size) so that it fits the memory"
+    words="remove it: brim partitions each effective batch (trainer.effective_batch_size) so that it fits the memory"
 )
 
 
 def is_off(value: Any) -> bool:
-    """Whether a value switches off what its key is about: null, false, 0, nothing. YAML 1.2 reads no as a text."""
+    """Return whether a value switches its key off: null, false, 0, empty; also `no`, a text in YAML 1.2."""
     if isinstance(value, dict):
         return all(map(is_off, value.values()))
     return not value or (isinstance(value, str) and value.lower() in ("no", "off", "false", "none"))
@@ -48,12 +48,12 @@ def is_off(value: Any) -> bool:
 @cache
 def table() -> dict[str, Any]:
     """Return what `keys.json` holds: the keys by topic, values of brim's own keys, and choices by name."""
-    told: dict[str, Any] = json.loads(Path(__file__).with_name("keys.json").read_text(encoding="utf-8"))
-    return told
+    keys: dict[str, Any] = json.loads(Path(__file__).with_name("keys.json").read_text(encoding="utf-8"))
+    return keys
 
 
 def choice(name: str | Sequence[Any], also: Sequence[Any] = ()) -> Convert:
-    """Brim's value for each of the other tools'; others stay as they are.
+    """Return a conversion that knows brim's value for some of theirs; others stay as they are.
 
     name: of a table of choices, or pairs of their value and brim's: a value, or the parts of a `Help`.
     """
@@ -69,19 +69,19 @@ def choice(name: str | Sequence[Any], also: Sequence[Any] = ()) -> Convert:
     return chosen
 
 
-def _help(told: Mapping[str, Any]) -> Help:
-    return Help(**{**told, "lines": tuple((key, value) for key, value in told.get("lines", ()))})
+def _help(given: Mapping[str, Any]) -> Help:
+    return Help(**{**given, "lines": tuple((key, value) for key, value in given.get("lines", ()))})
 
 
 def switch(*lines: tuple[str, Any], words: str = "", off: str = "brim does nothing of the kind unasked") -> Convert:
-    """What to write where a switch is on; off, it asks for nothing."""
+    """Return a conversion of a switch: on, the lines to write; off, it asks for nothing."""
     return lambda value: (
         Help(words=f"remove it: {off}", is_idle=True) if is_off(value) else Help(lines=lines, words=words)
     )
 
 
 def bfloat16(value: Any) -> Any:
-    """transformers' mixed precision; `auto` is what brim does."""
+    """Convert transformers' mixed precision, whose `auto` is what brim does."""
     left_out = "brim takes bfloat16 wherever the GPU has it"
     if value == "auto":
         return Help(words=f"remove it: {left_out}", is_idle=True)
@@ -91,7 +91,7 @@ def bfloat16(value: Any) -> Any:
 
 
 def warm_up(value: Any) -> Any:
-    """Updates, or a share of the run."""
+    """Convert a number of updates, or a share of the run."""
     if _is_share(value):
         return Help(lines=((f"{SCHEDULER}.warmup_fraction", value),))
     if value == 0:
@@ -100,7 +100,7 @@ def warm_up(value: Any) -> Any:
 
 
 def steps_between(value: Any) -> Any:
-    """Updates between checkpoints; Composer writes 500ba or 1ep."""
+    """Convert the updates between checkpoints; Composer writes 500ba or 1ep."""
     if _is_share(value):
         return Help(words="shares of the run have no key; trainer.checkpoints_per_epoch says how often in an epoch")
     number, unit = _duration(value)
@@ -110,34 +110,34 @@ def steps_between(value: Any) -> Any:
 
 
 def run_length(value: Any) -> Any:
-    """Composer's max_duration."""
+    """Convert Composer's max_duration."""
     number, unit = _duration(value)
     keys = {"ep": "trainer.epochs", "ba": "trainer.train_steps", "sp": "trainer.train_samples"}
     return Help(lines=((keys[unit], number),)) if unit in keys else value
 
 
 def num_steps(value: Any) -> Any:
-    """-1 is no limit."""
+    """Convert a number of updates, of which -1 means no limit."""
     return Help(words="remove it: trainer.epochs decides then", is_idle=True) if value in (-1, 0) else value
 
 
 def micro_batch(value: Any) -> Any:
-    """Composer's `auto` is what brim does."""
+    """Convert a micro-batch; Composer's `auto` is what brim does."""
     return CUT_BY_MEMORY if value == "auto" else value
 
 
 def clipped(value: Any) -> Any:
-    """0 is no clipping."""
+    """Convert a bound on the gradient, of which 0 means no clipping."""
     return Help(lines=(("trainer.gradient_clipping", None),)) if value == 0 else value
 
 
 def checkpointing(value: Any) -> Any:
-    """Ways of checkpointing (`unsloth`, `offload`) that brim has not."""
+    """Convert names of checkpointing methods that brim lacks (`unsloth`, `offload`) to `true`."""
     return not is_off(value) if isinstance(value, str) and value != "auto" else value
 
 
 def optimizer(value: Any) -> Any:
-    """A name, a mapping with keys, or torchtune's component."""
+    """Convert a name, a mapping with keys, or torchtune's component."""
     if not isinstance(value, dict):
         return choice("optimizers")(value)
     name = choice("optimizers")(value.get("_component_", value.get("type", value.get("name"))))
@@ -147,7 +147,7 @@ def optimizer(value: Any) -> Any:
 
 
 def nested(value: Any) -> Any:
-    """Keys of the optimizer that stand a level too deep, as older Ludwig notebooks have them."""
+    """Convert optimizer keys that are one level too deep, as in older Ludwig notebooks."""
     if not isinstance(value, dict):
         return Help(words="its keys stand in trainer.optimizer itself")
     return Help(
@@ -160,7 +160,7 @@ def nested(value: Any) -> Any:
 
 
 def held_out(value: Any) -> Any:
-    """The share of the rows that validates."""
+    """Convert the share of the rows that is held out for validation."""
     if value == 0 and not isinstance(value, bool):
         return [1.0, 0.0, 0.0]
     if _is_share(value):
@@ -169,7 +169,7 @@ def held_out(value: Any) -> Any:
 
 
 def data_file(value: Any) -> Any:
-    """The paths of the data sets, where all are local files."""
+    """Convert data sets to their paths, if all are local files."""
     paths: list[Any] = []
     for entry in value if isinstance(value, list) else [value]:
         path = (entry.get("data_files") or entry.get("path")) if isinstance(entry, dict) else entry
@@ -183,7 +183,7 @@ def data_file(value: Any) -> Any:
 
 
 def modules(value: Any) -> Any:
-    """LLaMA-Factory's names, with commas between them."""
+    """Convert LLaMA-Factory's names of layers, which commas separate."""
     if value == "all":
         return "all-linear"
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else []
@@ -191,7 +191,7 @@ def modules(value: Any) -> Any:
 
 
 def ramp(value: Any) -> Any:
-    """Megatron's first size, increment and samples."""
+    """Convert Megatron's first size, increment and samples."""
     if isinstance(value, list) and len(value) == 3 and all(map(_is_count, value)):
         first, increment, samples = value
         return {"length": f"{samples}sp", "from": first, "shape": "linear", "increment": increment}
@@ -199,12 +199,12 @@ def ramp(value: Any) -> Any:
 
 
 def gibibytes(value: Any) -> Any:
-    """A bare whole number is one of GiB."""
+    """Convert a bare whole number, which means GiB."""
     return f"{value} GiB" if _is_count(value) else value
 
 
 def template_file(value: Any) -> Any:
-    """A Jinja file; names of templates are other tools' own."""
+    """Convert the path of a Jinja file; names of templates are the other tool's own."""
     if isinstance(value, str) and value.endswith((".jinja", ".jinja2", ".j2")):
         return value
     return Help(
@@ -221,6 +221,6 @@ def _is_count(value: Any) -> bool:
 
 
 def _duration(value: Any) -> tuple[int, str]:
-    """500ba and 500 are 500 updates; what is no such duration has no unit."""
+    """Return number and unit of a duration; 500 means 500ba. What is not a duration has the unit ""."""
     text = f"{value}ba" if _is_count(value) else str(value)
     return (int(text[:-2]), text[-2:]) if text[:-2].isdecimal() else (0, "")

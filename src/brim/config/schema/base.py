@@ -32,13 +32,13 @@ Text: TypeAlias = Annotated[str, Field(min_length=1)]
 
 
 class Section(BaseModel):
-    """A mapping of the configuration."""
+    """Hold a mapping of the configuration."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def key(default: Any, description: str, *, brim: bool = False, expected: str = "") -> Any:
-    """A key with its default and its help. brim: the key is brim's own, Ludwig does not know it.
+    """Declare a key with its default and its help. brim: the key is brim's own, Ludwig does not know it.
 
     expected: what the values are, in words, where the type alone would read badly.
     """
@@ -46,21 +46,21 @@ def key(default: Any, description: str, *, brim: bool = False, expected: str = "
 
 
 def required(description: str, *, brim: bool = False, expected: str = "") -> Any:
-    """A key that must be given."""
+    """Declare a key that must be given."""
     return Field(description=description, json_schema_extra=_extra(brim, expected))
 
 
 class Short:
-    """Marks a section that may be written as the bare value of one of its keys: `batch_rampup: 0.1dur`.
+    """Mark a section that may be written as the bare value of one of its keys: `batch_rampup: 0.1dur`.
 
-    name: the key. A mark of sections that are told by a name of their own is `Typed`.
+    name: the key. If the key is `type`, the mark is `Typed`.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def expand(self, value: Any) -> Any:
-        """The section as a mapping, where it is a bare text."""
+        """Return the section as a mapping, also if it is a bare text."""
         return {self.name: value} if isinstance(value, str) else value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -71,9 +71,9 @@ class Short:
 
 
 class Typed:
-    """Marks a section that may be written as the bare name of its type: `adapter: lora` for `{type: lora}`.
+    """Mark a section that may be written as the bare name of its type: `adapter: lora` for `{type: lora}`.
 
-    names: the types. default: the type of a section that does not say; None where it must.
+    names: the types. default: the type of a section that does not say; None if it must.
     """
 
     def __init__(self, *names: str, default: str | None = None) -> None:
@@ -81,7 +81,7 @@ class Typed:
         self.default = default
 
     def expand(self, value: Any) -> Any:
-        """The section as a mapping with its type, where that can be told."""
+        """Return the section as a mapping with its type, if that is known."""
         if isinstance(value, str):
             return {"type": value}
         if isinstance(value, dict) and "type" not in value and self.default is not None:

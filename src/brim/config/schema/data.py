@@ -19,7 +19,7 @@ from brim.config.schema.base import Fraction, Items, NonNegativeInt, PositiveInt
 
 
 def _as_text(value: Any) -> Any:
-    """YAML reads 2026-01-31 without quotes as a date."""
+    """Return a date as text: YAML reads 2026-01-31 without quotes as a date."""
     return value.isoformat() if type(value) is datetime.date else value
 
 
@@ -33,7 +33,7 @@ Day: TypeAlias = Annotated[str, AfterValidator(_real_day), BeforeValidator(_as_t
 
 
 class ChatConfig(Section):
-    """Where the conversations stand and how they become text. The model learns what the assistant says."""
+    """Conversations are read from a column and become text. The model learns what the assistant says."""
 
     messages: Text = key(
         "messages", "The column with the conversations: in each row a list of `{role, content}`.", brim=True
@@ -64,7 +64,7 @@ class ChatConfig(Section):
 
 
 class FeaturePreprocessing(Section):
-    """How a column's values become tokens."""
+    """A column's values become tokens."""
 
     max_sequence_length: PositiveInt | None = key(
         None, "Tokens kept of each value; longer ones are cut and counted in the ledger. null: no limit."
@@ -78,7 +78,7 @@ class FeaturePreprocessing(Section):
 
 
 class OutputPreprocessing(FeaturePreprocessing):
-    """How the answers of the data become tokens, and which labels a category has."""
+    """The answers of the data become tokens, and a category has labels."""
 
     missing_value_strategy: Literal["error", "fill_with_const", "drop_row"] = key(
         "drop_row",
@@ -116,7 +116,7 @@ class TextExtractor(Section):
 
 
 class MatchRule(Section):
-    """How a label is found in the generated text. The key above is the label."""
+    """A label is found in the generated text by this rule. The key above is the label."""
 
     type: Literal["contains", "regex"] = required(
         "`contains`: the value stands in the text. `regex`: the value, a regular expression, matches somewhere in it. "
@@ -152,12 +152,12 @@ class _Feature(Section):
 
     @property
     def column_name(self) -> str:
-        """The column in the data."""
+        """Return the column in the data."""
         return self.column if self.column is not None else self.name
 
 
 class InputFeature(_Feature):
-    """What the model reads. With a prompt template, `name` may be a word that is no column of the data."""
+    """The model reads these columns. With a prompt template, `name` need not be a column of the data."""
 
     type: Literal["text", "category", "number", "binary"] = required(
         "The feature's type. The model reads each of them as text, as it stands in the data."
@@ -169,7 +169,7 @@ class InputFeature(_Feature):
 
 
 class OutputFeature(_Feature):
-    """What the model learns to write."""
+    """The model learns to write this column."""
 
     type: Literal["text", "category"] = required(
         "`text`: the model's text is the answer. `category`: a label is looked for in it."
@@ -183,7 +183,7 @@ class OutputFeature(_Feature):
     @model_validator(mode="before")
     @classmethod
     def _decoder_of_a_category(cls, value: Any) -> Any:
-        """The decoder's type, where it can be told from the rest."""
+        """Add the decoder's type, if the rest shows which it is."""
         decoder = value.get("decoder", {}) if isinstance(value, dict) else None
         if not isinstance(decoder, dict) or "type" in decoder:
             return value
@@ -193,24 +193,24 @@ class OutputFeature(_Feature):
 
     @property
     def categories(self) -> CategoryExtractor | None:
-        """How a label is found, where the answer is one."""
+        """Return how a label is found; None if the answer is a text."""
         return self.decoder if isinstance(self.decoder, CategoryExtractor) else None
 
     @property
     def rules(self) -> Mapping[str, MatchRule]:
-        """How each label is found; of a category none, as long as its labels are to come from the data."""
+        """Return how each label is found; nothing of a category whose labels are still to come from the data."""
         decoder = self.categories
         return {} if decoder is None or decoder.match is None else decoder.match
 
     @property
     def fallback_label(self) -> str | None:
-        """The label of an answer in which no rule finds one."""
+        """Return the label of an answer in which no rule finds one."""
         decoder = self.categories
         return self.preprocessing.fallback_label or (None if decoder is None else decoder.fallback_label)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """All labels of a category, each once; none of a text, or as long as they are to come from the data."""
+        """Return all labels of a category, each once; none of a text, or if they are still to come from the data."""
         fallback, named = self.fallback_label, self.preprocessing.vocab or tuple(self.rules)
         if self.categories is None or not named:
             return ()
@@ -230,21 +230,21 @@ _THREE = "three numbers from 0 to 1 that sum to 1: train, validation, test, such
 
 
 class RandomSplit(Section):
-    """By chance, from `random_seed`."""
+    """Rows are dealt out by chance, from `random_seed`."""
 
     type: Literal["random"] = key("random", _TYPE)
     probabilities: Probabilities = key((0.7, 0.1, 0.2), _PROBABILITIES, expected=_THREE)
 
 
 class FixedSplit(Section):
-    """By a column that holds 0 (train), 1 (validation) or 2 (test)."""
+    """Rows are dealt out by a column that holds 0 (train), 1 (validation) or 2 (test)."""
 
     type: Literal["fixed"] = key("fixed", _TYPE)
     column: Text = key("split", "The column with 0, 1 or 2.")
 
 
 class HashSplit(Section):
-    """By a hash of a column: rows with the same value stay together, in every run and file."""
+    """Rows are dealt out by a hash of a column: those with the same value stay together, in every run and file."""
 
     type: Literal["hash"] = key("hash", _TYPE)
     column: Text = required("The column that is hashed.")
@@ -252,7 +252,7 @@ class HashSplit(Section):
 
 
 class StratifySplit(Section):
-    """By chance, with the same shares of each value of a column in every split."""
+    """Rows are dealt out by chance, with the same shares of each value of a column in every split."""
 
     type: Literal["stratify"] = key("stratify", _TYPE)
     column: Text = required("The column whose values keep their shares.")
@@ -269,7 +269,7 @@ SplitField: TypeAlias = Annotated[
 
 
 class PreprocessingConfig(Section):
-    """Which rows are used, and how they are cut and split."""
+    """Rows are chosen, cut and split by these keys."""
 
     sample_ratio: Annotated[float, Field(gt=0, le=1)] = key(1.0, "Share of the rows that is used.")
     sample_size: PositiveInt | None = key(None, "Number of rows that are used; not together with `sample_ratio`.")
@@ -311,7 +311,7 @@ class PreprocessingConfig(Section):
 
 
 class RetrievalConfig(Section):
-    """Which rows of the training split stand in the prompt as examples."""
+    """Rows of the training split are put into the prompt as examples."""
 
     type: Literal["random", "semantic"] | None = key(
         None,
@@ -326,19 +326,19 @@ class RetrievalConfig(Section):
     )
     index_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$")] | None = key(
         None,
-        "The folder's name under which what `semantic` computed is kept in the cache; it is made anew when data or "
+        "The folder's name under which what `semantic` computed is kept in the cache; it is made again when data or "
         "model changed. null: a name made of both.",
         expected="a name of letters, digits, dots, dashes and underscores, or null",
     )
 
     @property
     def num_examples(self) -> int:
-        """Examples in a prompt."""
+        """Return the number of examples in a prompt."""
         return 0 if self.type is None else max(1, self.k)
 
 
 class PromptConfig(Section):
-    """The prompt around the row's values."""
+    """The prompt is made of these texts and the row's values."""
 
     template: str | None = key(
         None,
@@ -356,5 +356,5 @@ class PromptConfig(Section):
 
     @property
     def num_examples(self) -> int:
-        """Rows of the training split that stand in each prompt."""
+        """Return how many rows of the training split stand in each prompt."""
         return 0 if self.retrieval is None else self.retrieval.num_examples

@@ -37,7 +37,7 @@ _TYPE = "The optimizer. `optimizer: adam` is short for `{type: adam}`."
 
 
 class AdamConfig(Section):
-    """Adam; its weight decay is an L2 penalty added to the gradient."""
+    """Adam adds its weight decay to the gradient, as an L2 penalty."""
 
     type: Literal["adam"] = key("adam", _TYPE)
     betas: Betas = key((0.9, 0.999), _BETAS, expected=_TWO_BETAS)
@@ -47,7 +47,7 @@ class AdamConfig(Section):
 
 
 class AdamWConfig(Section):
-    """AdamW: Adam with decoupled weight decay."""
+    """AdamW is Adam with decoupled weight decay."""
 
     type: Literal["adamw"] = key("adamw", _TYPE)
     betas: Betas = key((0.9, 0.999), _BETAS, expected=_TWO_BETAS)
@@ -60,7 +60,7 @@ class AdamWConfig(Section):
 
 
 class SGDConfig(Section):
-    """Stochastic gradient descent."""
+    """Weights follow stochastic gradient descent."""
 
     type: Literal["sgd"] = key("sgd", _TYPE)
     momentum: NonNegativeFloat = key(0.0, "How much of the previous update is kept.")
@@ -70,7 +70,7 @@ class SGDConfig(Section):
 
 
 class AdafactorConfig(Section):
-    """Adafactor as in torch.optim; its keys are torch's, Ludwig's are those of transformers' class."""
+    """Adafactor is that of torch.optim, and so are its keys; Ludwig's are those of transformers' class."""
 
     type: Literal["adafactor"] = key("adafactor", _TYPE)
     beta2_decay: Annotated[float, Field(le=0)] = key(
@@ -86,7 +86,7 @@ class AdafactorConfig(Section):
 
 
 class BitsandbytesOptimizerConfig(Section):
-    """What all optimizers of bitsandbytes share; the table below has the keys of each."""
+    """Declare what all optimizers of bitsandbytes share; the table below has the keys of each."""
 
     type: str
 

@@ -21,7 +21,7 @@ from brim.config.schema.trainer import NoTrainer, TrainerField
 
 
 class Config(Section):
-    """The whole configuration."""
+    """The configuration has these keys at its root."""
 
     model_type: Literal["llm"] = key("llm", "The kind of model. Ludwig's default is `ecd`, brim's `llm`.")
     base_model: Text = required("A folder with a transformers causal language model, or its Hub id.")
@@ -82,5 +82,5 @@ class Config(Section):
 
     @property
     def answer_name(self) -> str:
-        """What the model writes: the output feature, or with `chat` the assistant."""
+        """Return the name of what the model writes: the output feature or, with `chat`, the assistant."""
         return self.output_features[0].name if self.chat is None else "assistant"

@@ -47,10 +47,10 @@ _CHUNKED_LOSS = (
 
 
 _BATCH_SIZE = (
-    "Micro-batch: rows of one forward and backward pass on one device. `auto`: each effective batch is cut by its "
-    "rows' lengths, so that no micro-batch exceeds the memory and the step takes the least time; `brim plan` shows it. "
-    "A number fixes the rows. Ludwig's default is 1, and its `auto` lets the memory decide the effective batch, too: "
-    "here `use_maximum_batch_size` does."
+    "Micro-batch: rows of one forward and backward pass on one device. `auto`: each effective batch is partitioned by "
+    "its rows' lengths, so that no micro-batch exceeds the memory and the step takes the least time; `brim plan` shows "
+    "it. A number fixes the rows. Ludwig's default is 1, and its `auto` lets the memory decide the effective batch, "
+    "too: here `use_maximum_batch_size` does."
 )
 
 
@@ -62,7 +62,7 @@ _MAXIMUM = (
 
 
 _BATCH_SEARCH = (
-    "How the largest micro-batch is found. `predict`: foretold, then tried once. The others try sizes: `linear` two "
+    "How the largest micro-batch is found. `predict`: predicted, then tried once. The others try sizes: `linear` two "
     "small ones, from which it predicts; `binary`, `doubling` and `halving` until memory runs out."
 )
 
@@ -75,14 +75,15 @@ _CHECKPOINTING = (
 
 _DROPOUT_BY_ROW = (
     "Draw the adapter's dropout for each row from `random_seed`, the step and the row's number, so that the same is "
-    "dropped however a batch is cut. `false`: as PyTorch draws it, the same rate but other numbers for another cut. "
+    "dropped however a batch is partitioned. `false`: as PyTorch draws it, at the same rate but with other numbers for "
+    "another partition. "
     "Dropout of the base model's own, where it has any, stays PyTorch's."
 )
 
 
 _EVAL_BATCH_SIZE = (
-    "Rows that are evaluated at once. `auto`: cut by their lengths, so that no batch exceeds the memory and all take "
-    "the least time. A number fixes the rows. null: as `auto`. Ludwig's default is 2."
+    "Rows that are evaluated at once. `auto`: partitioned by their lengths, so that no batch exceeds the memory and "
+    "all take the least time. A number fixes the rows. null: as `auto`. Ludwig's default is 2."
 )
 
 
@@ -142,7 +143,7 @@ _EARLY_STOP = "-1 (off), or a whole number of at least 1"
 
 
 class NoTrainer(Section):
-    """No training: the base model is evaluated, and predicts, as it is."""
+    """The base model is not trained: it is evaluated, and predicts, as it is."""
 
     type: Literal["none"] = key("none", _TYPE)
     batch_size: PositiveInt | Literal["auto"] = key("auto", _ROWS_GENERATED_FOR)
@@ -166,7 +167,7 @@ Bound: TypeAlias = Annotated[float, Field(gt=0)]
 
 
 class GradientClippingConfig(Section):
-    """Bounds on the gradient before an update; each is off when null."""
+    """The gradient is clipped before an update; each bound is off when null."""
 
     clipglobalnorm: Bound | None = key(0.5, "Largest norm of all gradients together.")
     clipnorm: Bound | None = key(None, "Also a bound on the norm of all gradients, as in Ludwig's code.")
@@ -177,7 +178,7 @@ DURATION = "a duration: a number with ba, ep, sp, tok or dur, such as 0.1dur or 
 
 
 class LearningRateScheduler(Section):
-    """Warm-up, then a decay. It runs on samples, so a change of the batch size does not bend it."""
+    """The learning rate rises, then decays. It runs on samples, so a change of the batch size does not bend it."""
 
     decay: Literal["constant", "linear", "cosine", "wsd"] | None = key(
         None,
@@ -229,7 +230,7 @@ else:
 
 
 class RampupConfig(_Ramp):
-    """A ramp from a first effective batch to `trainer.effective_batch_size`, which then holds to the end."""
+    """The effective batch is led from a first size to `trainer.effective_batch_size`, which then holds to the end."""
 
     if TYPE_CHECKING:
         length: str
@@ -245,7 +246,7 @@ class RampupConfig(_Ramp):
 
     @property
     def initial(self) -> int | None:
-        """The value of `from`."""
+        """Return the value of `from`."""
         rows: int | None = getattr(self, "from")
         return rows
 
@@ -259,7 +260,7 @@ class NoiseScaleAdaptation(Section):
 
 
 def _function_name(function: str | Callable[..., Any] | None) -> str | None:
-    """A function as it stands in a file: `module:name`."""
+    """Write a function as it stands in a file: `module:name`."""
     if function is None or isinstance(function, str):
         return function
     named = function if hasattr(function, "__qualname__") else type(function)
@@ -273,7 +274,7 @@ IncreaseFunction: TypeAlias = Annotated[
 
 
 class FinetuneTrainer(Section):
-    """Fine-tuning, or training from scratch with `initialize: random`. A step is one update of the weights."""
+    """The model is fine-tuned, or trained from scratch (`initialize: random`). A step is one update of the weights."""
 
     type: Literal["finetune"] = key("finetune", _TYPE)
     batch_size: PositiveInt | Literal["auto"] = key("auto", _BATCH_SIZE)
