@@ -12,11 +12,11 @@ from typing import Any
 from docs.figures import figures_page
 from pydantic_core import PydanticUndefined
 
-from brim.config.findings import flow, line
 from brim.config.foreign import foreign_keys
 from brim.config.introspect import Key, all_keys, expected, has_entries, sections_of, type_name
 from brim.config.ludwig import UnsupportedKey, unsupported_keys, unsupported_values
 from brim.config.schema import Config, Section
+from brim.config.text import flow, line
 
 EXAMPLE = """\
 base_model: path/to/a/model        # a folder, or a Hub id

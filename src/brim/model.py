@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from brim.config import dump, load_config, require_trust_said_again
+from brim.config import load_config, require_trust_said_again
 from brim.config.schema import Config, FinetuneTrainer
+from brim.config.text import dump
 from brim.data import Split, check_split
 from brim.data.read import Data, Source, read
 from brim.data.tokens import require_same_tokens

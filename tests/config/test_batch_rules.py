@@ -12,7 +12,6 @@ from brim.config import (
     DeviceFacts,
     accumulates,
     default_rows,
-    dump,
     is_sized_by_memory,
     json_schema,
     load_config,
@@ -23,6 +22,7 @@ from brim.config.batch_rules import ACCUMULATION, BATCH, BatchSizes, batch_sizes
 from brim.config.findings import Finding
 from brim.config.schema import FinetuneTrainer
 from brim.config.schema.trainer import RampupConfig
+from brim.config.text import dump
 from brim.units import Duration
 
 CPU = DeviceFacts(kind="cpu", bf16=False)

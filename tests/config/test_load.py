@@ -19,7 +19,7 @@ from tests.properties import examples
 
 from brim.config import load_config, require_trust_said_again
 from brim.config.schema import FinetuneTrainer, LoraConfig, NoTrainer, RandomSplit
-from brim.config.yaml import MAX_BYTES
+from brim.config.text.reading import MAX_BYTES
 from brim.errors import ConfigError
 
 MINIMAL = """\

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, strategies as st
 from tests.messages import refused, says
 
-from brim.config import LabelReader, Reading, dump, load_config
+from brim.config import load_config
 from brim.config.prompt_rules import unreachable
+from brim.config.prompts import LabelReader, Reading, characters_within
 from brim.config.schema import OutputFeature
-from brim.config.template import characters_within
+from brim.config.text import dump
 
 SEMANTIC = {"type": "semantic", "k": 2, "model_name": "folder"}
 TEMPLATE, RETRIEVAL = "prompt.template", "prompt.retrieval"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.messages import refused
 
-from brim.config import DeviceFacts, bounded_by_rows, dump, load_config, resolve
+from brim.config import DeviceFacts, bounded_by_rows, load_config, resolve
+from brim.config.text import dump
 from brim.errors import ConfigError
 
 CPU = DeviceFacts(kind="cpu", bf16=False)

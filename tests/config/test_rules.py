@@ -7,8 +7,9 @@ import datetime
 import pytest
 from tests.messages import refused, says
 
-from brim.config import DeviceFacts, dump, load_config, resolve
+from brim.config import DeviceFacts, load_config, resolve
 from brim.config.schema import ChatConfig, Config
+from brim.config.text import dump
 from brim.errors import ConfigError
 
 SCHEDULE = "trainer.learning_rate_scheduler"

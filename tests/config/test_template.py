@@ -9,27 +9,18 @@ from hypothesis import given, strategies as st
 from tests.messages import refused, says
 from tests.properties import examples
 
-from brim.config import (
-    dump,
-    load_config,
-    names,
-    pattern_fault,
-    prompt_columns,
-    prompt_parts,
-    render,
-    template_text,
-    template_with_task,
-)
-from brim.config.schema import Config, PromptConfig
-from brim.config.template import Placeholder, parse_template
+from brim.config import load_config
+from brim.config.prompts import Placeholder, Template, pattern_fault, prompt_columns, prompt_template
+from brim.config.schema import Config
+from brim.config.text import dump
 from brim.errors import ConfigError, DataError
 
 RANDOM = {"type": "random"}
 
 
 def test_literals_placeholders_formats_and_escapes():
-    parts = parse_template('Say "{a b}" for {price:.2f} EUR, as {{json}}: {__sample__}')
-    assert parts == (
+    template = Template.parse('Say "{a b}" for {price:.2f} EUR, as {{json}}: {__sample__}')
+    assert template.parts == (
         'Say "',
         Placeholder(name="a b"),
         '" for ',
@@ -37,16 +28,16 @@ def test_literals_placeholders_formats_and_escapes():
         " EUR, as {json}: ",
         Placeholder(name="__sample__"),
     )
-    assert names(parts) == ("a b", "price", "__sample__")
+    assert template.names == ("a b", "price", "__sample__")
     values = {"a b": "x", "price": 3, "__sample__": "{y}"}
-    assert render(parts, values) == 'Say "x" for 3.00 EUR, as {json}: {y}'
+    assert template.render(values) == 'Say "x" for 3.00 EUR, as {json}: {y}'
 
 
 def test_columns_may_be_called_what_they_like_and_text_stands_alone():
     for name in ["a", "Review Text", "größe", "x-1", "total (EUR)", "a/b", "0", "a_b", "_"]:
-        assert parse_template("{" + name + "}") == (Placeholder(name=name),)
-    assert parse_template("") == ()
-    assert parse_template("a {{}} b") == ("a {} b",)
+        assert Template.parse("{" + name + "}").parts == (Placeholder(name=name),)
+    assert Template.parse("").parts == ()
+    assert Template.parse("a {{}} b").parts == ("a {} b",)
 
 
 BRACES = "write {{ and }} for literal braces"
@@ -66,37 +57,36 @@ NO_TEMPLATES = [
 def test_what_is_no_template():
     for template, words in NO_TEMPLATES:
         with refused(f"prompt.template: {words}", by=ConfigError):
-            parse_template(template)
+            Template.parse(template)
     with refused("prompt.template: {x:{y} is not a plain name", "prompt.template: a } closes nothing", by=ConfigError):
-        parse_template("{x:{y}}")
+        Template.parse("{x:{y}}")
 
 
 def test_a_value_that_does_not_fit_its_format():
     with refused("column x holds 'many', which the format {x:.2f} … a number", by=DataError):
-        render(parse_template("{x:.2f}"), {"x": "many"})
+        Template.parse("{x:.2f}").render({"x": "many"})
 
 
 @given(st.text(alphabet="{}ab.[]!:_09f \"'\n", max_size=30))
 def test_any_text_is_parsed_or_refused_and_reaches_into_nothing(template):
     try:
-        parts = parse_template(template)
+        parsed = Template.parse(template)
     except ConfigError:
         return
-    values = dict.fromkeys(names(parts), 7)
-    assert isinstance(render(parts, values), str)
-    assert not any(set(name) & set(".[]!{}:") for name in names(parts))
+    assert isinstance(parsed.render(dict.fromkeys(parsed.names, 7)), str)
+    assert not any(set(name) & set(".[]!{}:") for name in parsed.names)
 
 
 @given(st.text(max_size=40))
 def test_doubled_braces_give_any_text_back(text):
-    assert render(parse_template(text.replace("{", "{{").replace("}", "}}")), {}) == text
+    assert Template.parse(text.replace("{", "{{").replace("}", "}}")).render({}) == text
 
 
 @given(st.lists(st.sampled_from(["a", "b c", "{{", "}}", "x\n", "{a}", "{b c}", "{a:.1f}"]), max_size=10))
 def test_rendering_agrees_with_str_format_where_both_are_safe(pieces):
     template = "".join(pieces)
     values = {"a": 1.25, "b c": "two {braces}"}
-    assert render(parse_template(template), values) == template.format(**values)
+    assert Template.parse(template).render(values) == template.format(**values)
 
 
 # The template that a prompt section stands for
@@ -107,9 +97,9 @@ def config_of(**prompt):
 
 
 def filled(values, **prompt):
-    parts = prompt_parts(config_of(**prompt))
-    assert parts is not None
-    return render(parts, values)
+    template = prompt_template(config_of(**prompt))
+    assert template is not None
+    return template.render(values)
 
 
 def test_a_task_is_asked_in_ludwigs_words_and_a_given_template_goes_first():
@@ -129,11 +119,10 @@ def test_a_task_is_asked_in_ludwigs_words_and_a_given_template_goes_first():
 
 def test_a_template_with_its_task_stands_for_itself_and_nothing_for_none():
     config = config_of(task="Say {q}.", template="{__task__} {q:.2f} {{__task__}} {b}")
-    assert template_with_task(config) == "Say {{q}}. {q:.2f} {{__task__}} {b}"
+    assert str(prompt_template(config)) == "Say {{q}}. {q:.2f} {{__task__}} {b}"
     config = config_of(task="T", template="{__context__}{__task__}", retrieval=RANDOM)
-    assert prompt_parts(config) == (Placeholder(name="__context__"), "T")
-    assert (template_with_task(config_of()), prompt_parts(config_of())) == (None, None)
-    assert template_text(PromptConfig()) is None
+    assert prompt_template(config) == Template((Placeholder(name="__context__"), "T"))
+    assert prompt_template(config_of()) is None
 
 
 def test_the_columns_that_a_prompt_reads():
@@ -175,7 +164,7 @@ def test_several_inputs_are_named_in_a_line_each_and_load_back(tmp_path):
 
 def test_several_inputs_with_a_task_other_columns_and_braces_in_their_names():
     config = load_config(tickets(prompt={"task": "Sort {it}."})).config
-    assert template_with_task(config) == (
+    assert str(prompt_template(config)) == (
         "SAMPLE INPUT:\nTicket-Nr.: {Ticket-Nr.}\nBetreff: {Betreff}\nBeschreibung: {Beschreibung}\n\n"
         "USER: Complete the following task: Sort {{it}}.\n\nASSISTANT:\n"
     )
@@ -218,7 +207,7 @@ def test_labels_stand_in_the_prompt_as_they_are_and_a_text_has_none():
     config = load_config(
         tickets(output_features=[feature], prompt={"template": "One of {__labels__}: {Betreff}"})
     ).config
-    assert template_with_task(config) == "One of a {{x}}, b, c: {Betreff}"
+    assert str(prompt_template(config)) == "One of a {{x}}, b, c: {Betreff}"
     text = [{"name": "Kategorie", "type": "text"}]
     with refused("prompt.template: … {__labels__}, … is a text … output_features.0.type: category"):
         load_config(tickets(output_features=text, prompt={"template": "{__labels__} {Betreff}"}))

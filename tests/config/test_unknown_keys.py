@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.messages import refused
 
-from brim.config import load_config, misspelt
-from brim.config.findings import line
+from brim.config import load_config
 from brim.config.foreign import foreign_keys, foreign_values
 from brim.config.introspect import all_keys
 from brim.config.ludwig import unsupported_keys, unsupported_values
-from brim.config.yaml import contains
+from brim.config.text import contains, line, misspelt, read_yaml
 from brim.errors import ConfigError
 from brim.notes import kind_of
 
@@ -253,8 +252,6 @@ def with_lines(source, lines):
 
 def _lines_of(fix):
     """The keys and values of a fix, read as YAML."""
-    from brim.config import read_yaml
-
     texts = fix.removeprefix("write ").split(" (")[0].split(" and ") if fix.startswith("write ") else []
     return [(key, read_yaml(value, "fix")[0]) for key, value in (text.split(": ", 1) for text in texts)]
 

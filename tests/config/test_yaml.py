@@ -7,8 +7,9 @@ from hypothesis import given, strategies as st
 from tests.messages import refused
 from tests.properties import examples
 
-from brim.config import DeviceFacts, dump, load_config, mask_secrets, mask_text, read_yaml, resolve
+from brim.config import DeviceFacts, load_config, resolve
 from brim.config.schema import Config
+from brim.config.text import dump, mask_secrets, mask_text, read_yaml
 from brim.errors import ConfigError
 
 CPU = DeviceFacts(kind="cpu", bf16=False)

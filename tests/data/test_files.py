@@ -16,7 +16,8 @@ from datasets import Dataset, DatasetDict
 from hypothesis import HealthCheck, given, settings, strategies as st
 from tests.messages import refused, says
 
-from brim.config import dump, load_config
+from brim.config import load_config
+from brim.config.text import dump
 from brim.data import prepare
 from brim.data.read import cell_texts, json as read_jsonl, read, spill
 from brim.data.read.columns import BATCH_ROWS

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from tests.messages import refused, says
 
-from brim.config import dump, load_config
+from brim.config import load_config
+from brim.config.text import dump
 from brim.data import check_data, prepare, slip_notes, with_labels_of_data
 from brim.data.labels import MOST_LABELS, bounded, label_slips
 from brim.data.read import RowFaults, read

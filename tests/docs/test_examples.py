@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 import brim
 from brim.batching import find_batch_size
 from brim.cli.app import app_of
-from brim.config import WAYS, DeviceFacts, LabelReader, load_config, resolve, template_with_task
+from brim.config import WAYS, DeviceFacts, load_config, resolve
+from brim.config.prompts import LabelReader, prompt_template
 from brim.config.schema import Config, RetrievalConfig
 from brim.data import with_labels_of_data
 from brim.data.read import read
@@ -115,7 +116,7 @@ def test_categories():
     config, _ = with_labels_of_data(load_config(of_data).config, source)
     assert config.output_features[0].labels == ("negative", "positive")
     assert config.output_features[0].fallback_label == "positive"
-    assert template_with_task(config) == "Is this review negative, positive? {review}\n"
+    assert str(prompt_template(config)) == "Is this review negative, positive? {review}\n"
 
 
 def test_chat(folder):

@@ -28,10 +28,10 @@ from brim.batching.finder import MOST_CORRECTIONS
 from brim.batching.microbatch import FIRST_WAIT_STEPS
 from brim.cli.app import VERBS
 from brim.cli.studies import print_proof
-from brim.config import CONTEXT, LABELS, MAX_STEPS, SAMPLE, WAYS, load_config, parse_batch_steps
+from brim.config import WAYS, load_config, parse_batch_steps
 from brim.config.introspect import all_keys
+from brim.config.prompts import CONTEXT, LABELS, MAX_STEPS, SAMPLE, TASK, characters_within
 from brim.config.schema import GenerationConfig, PromptConfig
-from brim.config.template import TASK, characters_within
 from brim.data.advice.finding import ADVICE
 from brim.data.labels import MOST_LABELS
 from brim.data.prompts import as_sample

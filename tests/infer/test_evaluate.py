@@ -14,7 +14,7 @@ from tests.infer.families import ON_CPU, RunsOut
 from torch.nn.functional import cross_entropy
 
 from brim.batching import ByLength
-from brim.config import LabelReader
+from brim.config.prompts import LabelReader
 from brim.config.schema import OutputFeature
 from brim.data.tokens import TokenRow, TokenRows
 from brim.infer import (

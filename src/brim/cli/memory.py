@@ -281,7 +281,7 @@ def named_phase(text: str | None) -> Phase | None:
     """Return the phase of this name. Raises InputError if there is none."""
     if text is None or text in get_args(Phase):
         return cast("Phase | None", text)
-    from brim.config import misspelt, show
+    from brim.config.text import misspelt, show
 
     meant = misspelt(text, get_args(Phase))
     raise InputError(

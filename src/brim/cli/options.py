@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from brim.config import mask_text
+from brim.config.text import mask_text
 from brim.errors import ConfigError, DataError, InputError, Problem
 from brim.units import format_count
 
 if TYPE_CHECKING:
-    from brim.config import KeyPath, LoadedConfig
+    from brim.config import LoadedConfig
     from brim.config.schema import Config
+    from brim.config.text import KeyPath
     from brim.model import Model
 
 
@@ -188,7 +189,7 @@ def config_file(config_or_run: Path, *, trains: bool = False) -> Path:
     """
     require_exists(config_or_run)
     if trains and config_or_run.is_dir() and not is_run(config_or_run):
-        from brim.config import yaml_files
+        from brim.config.text import yaml_files
 
         files = yaml_files(config_or_run)
         raise InputError(
@@ -214,7 +215,7 @@ def require_exists(path: Path, *, expected: str = "a YAML configuration, or the 
     except OSError:  # a name that no file can have
         exists = False
     if not exists:
-        from brim.config import misspelt, yaml_files
+        from brim.config.text import misspelt, yaml_files
 
         there = {file.name: file for file in yaml_files(path.parent)}
         meant = misspelt(path.name, there) or misspelt(f"{path.name}.yaml", there)
@@ -253,7 +254,7 @@ def wrong_usage(error: Exception, verbs: Mapping[str, Any], arguments: Sequence[
 
 def _no_verb(arguments: Sequence[str], verbs: Mapping[str, Any]) -> Problem:
     """Explain that no verb was given, or an unknown one."""
-    from brim.config import misspelt  # here, since --help needs no configuration
+    from brim.config.text import misspelt  # here, since --help needs no configuration
 
     first = arguments[0] if arguments else ""
     later = next((each for each in arguments if each in verbs), None)
@@ -299,7 +300,8 @@ def _instead_of_flag(
     configuration: str | None,
 ) -> str:
     """Say what to write instead of a flag that the verb does not have. others: the verbs that have it."""
-    from brim.config import as_override, misspelt
+    from brim.config import as_override
+    from brim.config.text import misspelt
 
     name = flag.lstrip("-")
     begun = [each for each in options if len(name) > 2 and each.startswith(f"--{name.replace('_', '-')}")]

@@ -22,7 +22,7 @@ from brim.config.schedule_rules import (
     ways_given,
 )
 from brim.config.schema import Config, FinetuneTrainer
-from brim.config.yaml import KeyPath, dotted
+from brim.config.text import KeyPath, dotted
 
 RAMPUP: KeyPath = ("trainer", "batch_rampup")
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from brim.config.schema import Config, Section, Short, Typed
+from brim.config.schema import Config, Section, Short
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -73,9 +73,7 @@ def all_keys() -> tuple[Key, ...]:
 @cache
 def short_forms() -> Mapping[tuple[str, ...], str]:
     """Return the sections that may be written as a bare text, each with the key that the text is for, mostly `type`."""
-    marked = {key.path: "type" for key in all_keys() if typed_marker(key.field) is not None}
-    named = ((key.path, mark.name) for key in all_keys() for mark in key.field.metadata if isinstance(mark, Short))
-    return marked | dict(named)
+    return {key.path: mark.name for key in all_keys() for mark in key.field.metadata if isinstance(mark, Short)}
 
 
 def _keys(section: type[Section], path: tuple[str, ...]) -> Iterator[Key]:
@@ -113,9 +111,9 @@ def type_name(section: type[Section]) -> str | None:
     return str(names[0]) if names else None
 
 
-def typed_marker(field: FieldInfo) -> Typed | None:
+def typed_marker(field: FieldInfo) -> Short | None:
     """Return the mark of a section that may be written as the bare name of its type."""
-    return next((mark for mark in field.metadata if isinstance(mark, Typed)), None)
+    return next((mark for mark in field.metadata if isinstance(mark, Short) and mark.types), None)
 
 
 def expected(field: FieldInfo, *, quote: str = "") -> str:
@@ -127,7 +125,7 @@ def expected(field: FieldInfo, *, quote: str = "") -> str:
     marker = typed_marker(field)
     if marker is not None:
         null = [word for word in words if word == f"{quote}null{quote}"]
-        words = [*(f"{quote}{name}{quote}" for name in marker.names), "a mapping with type", *null]
+        words = [*(f"{quote}{name}{quote}" for name in marker.types), "a mapping with type", *null]
     return join(words)
 
 
@@ -147,7 +145,7 @@ def kinds_of_values(field: FieldInfo) -> frozenset[str]:
             kinds.add("mapping")
         elif member is not type(None):
             kinds.add("list" if origin is tuple else "mapping" if origin is Mapping else _KINDS.get(member, "text"))
-    marked = any(isinstance(mark, (Typed, Short)) for mark in field.metadata)
+    marked = any(isinstance(mark, Short) for mark in field.metadata)
     return frozenset(kinds | {"text"} if marked else kinds)
 
 

@@ -16,26 +16,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path, Path as FilePath
 from typing import Any
 
-from brim.config.findings import Finding, line, to_problems
+from brim.config.findings import Finding, to_problems
 from brim.config.foreign import DATA_FILES
 from brim.config.introspect import short_forms
 from brim.config.ludwig import screen
+from brim.config.prompts import joined_template
 from brim.config.rules import broken_rules, notes_on
-from brim.config.schema import CategoryExtractor, Config, FinetuneTrainer, MatchRule, OutputFeature
-from brim.config.template import SAMPLE_INPUT, is_plain_name, template_text
-from brim.config.validate import validate
-from brim.config.yaml import (
+from brim.config.schema import Config, FinetuneTrainer
+from brim.config.text import (
     MAX_DEPTH,
     Document,
     KeyPath,
     Place,
     contains,
     dotted,
+    line,
     mask_text,
     read_source,
     read_yaml,
     value_at,
 )
+from brim.config.validate import validate
 from brim.errors import ConfigError, Problem
 from brim.notes import as_warnings
 
@@ -140,51 +141,14 @@ def completed(config: Config) -> Config:
     if config.chat is not None:
         return config
     update: dict[str, object] = {}
-    template = _joined_template(config)
+    template = joined_template(config)
     if template is not None:
         update["prompt"] = config.prompt.model_copy(update={"template": template})
     feature = config.output_features[0]
     vocab = feature.preprocessing.vocab
     if feature.categories is not None and feature.categories.match is None and vocab and feature.fallback_label:
-        update["output_features"] = (with_labels_matched(feature, vocab),)
+        update["output_features"] = (feature.with_labels_matched(vocab),)
     return config.model_copy(update=update) if update else config
-
-
-def with_labels_matched(feature: OutputFeature, labels: tuple[str, ...]) -> OutputFeature:
-    """Return the category with a rule for each label that looks for the label's own text."""
-    decoder = feature.categories
-    assert isinstance(decoder, CategoryExtractor)
-    match = {label: MatchRule(type="contains", value=label) for label in _longer_first(labels)}
-    return feature.model_copy(update={"decoder": decoder.model_copy(update={"match": match})})
-
-
-def _joined_template(config: Config) -> str | None:
-    """Return a template with a line for each of several inputs; None if one is given or none can be made."""
-    inputs, prompt = config.input_features, config.prompt
-    if len(inputs) == 1 or prompt.template is not None or not all(is_plain_name(each.column_name) for each in inputs):
-        return None
-    if prompt.num_examples and prompt.task is None:
-        return None
-    lines = "\n".join(f"{_literal(each.name)}: {{{each.column_name}}}" for each in inputs)
-    around = template_text(prompt)
-    if around is None:
-        return f"{lines}\n{_literal(config.output_features[0].name)}:\n"
-    return around.replace(SAMPLE_INPUT, f"SAMPLE INPUT:\n{lines}")
-
-
-def _literal(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
-
-
-def _longer_first(labels: tuple[str, ...]) -> list[str]:
-    """Return the labels in their order, but each after those that contain it: the first rule that fits decides."""
-    ordered: list[str] = []
-    for label in labels:
-        longer = [each for each in labels if label.lower() in each.lower() and len(each) > len(label)]
-        for each in [*sorted(longer, key=len, reverse=True), label]:
-            if each not in ordered:
-                ordered.append(each)
-    return ordered
 
 
 _SEVERAL_FILES = "write --dataset before each file; or put a pattern in quotes, so that the shell hands it on as it is"

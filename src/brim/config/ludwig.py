@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.config.findings import Finding
-from brim.config.yaml import KeyPath, dotted, value_at
+from brim.config.text import KeyPath, dotted, value_at
 
 
 def screen(data: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:

@@ -1,30 +1,26 @@
-"""Check the keys of `prompt` and of a category against each other, and read labels from texts.
+"""Check the keys of `prompt` and of a category against each other.
 
 A template must name what is set, and retrieval needs its keys. A category's rules concern its labels, how they are
-found, and the fallback label; `LabelReader` says which label a text stands for.
+found, and the fallback label.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Iterator
 
 from brim.config.findings import Finding
-from brim.config.schema import Config, FinetuneTrainer, GenerationConfig, MatchRule, OutputFeature
-from brim.config.template import (
+from brim.config.prompts import (
     CONTEXT,
     LABELS,
     SAMPLE,
     TASK,
-    characters_within,
+    LabelReader,
+    Template,
     is_plain_name,
-    names,
-    parse_template,
     pattern_fault,
 )
-from brim.config.yaml import KeyPath, dotted
+from brim.config.schema import Config, FinetuneTrainer, GenerationConfig, OutputFeature
+from brim.config.text import KeyPath, dotted
 from brim.errors import ConfigError
 
 OUTPUT: KeyPath = ("output_features", 0)
@@ -208,60 +204,6 @@ def _nothing_forbids_a_label(config: Config, feature: OutputFeature) -> Iterator
             )
 
 
-# Steps of a regular expression on one text: some tenths of a second in Python's engine, in the worst case.
-MAX_STEPS = 10_000_000
-
-
-Fits: TypeAlias = Callable[[str], bool]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """Hold the label that was found in a text."""
-
-    label: str
-    is_fallback: bool = False  # no rule fits
-    is_partial: bool = False  # a regular expression saw only the beginning of the text, and no rule before it fits
-
-
-class LabelReader:
-    """Find a category's label in the model's text: that of the first rule that fits, else the fallback label.
-
-    As in Ludwig, upper and lower case count as equal, here also in the rules. A regular expression sees only the
-    beginning of a text that is so long that matching could take for ever.
-    """
-
-    def __init__(self, feature: OutputFeature) -> None:
-        """Prepare the rules of a category that has passed the configuration's checks."""
-        fallback = feature.fallback_label
-        assert feature.rules, "a text has no labels, and those of a category are known by now"
-        assert fallback is not None, "checked with the configuration"
-        self.labels, self.fallback = feature.labels, fallback
-        self._rules = [(label, _fits(rule), _num_characters(rule)) for label, rule in feature.rules.items()]
-
-    def read(self, text: str) -> Reading:
-        """Return the label, and how it was found."""
-        is_partial = False
-        for label, fits, num_characters in self._rules:
-            is_partial |= num_characters is not None and len(text) > num_characters
-            if fits(text if num_characters is None else text[:num_characters]):
-                return Reading(label=label, is_partial=is_partial)
-        return Reading(label=self.fallback, is_fallback=True, is_partial=is_partial)
-
-
-def _fits(rule: MatchRule) -> Fits:
-    if rule.type == "contains":
-        value = rule.value.lower()
-        return lambda text: value in text.lower()
-    expression = re.compile(rule.value, re.IGNORECASE)
-    return lambda text: expression.search(text) is not None
-
-
-def _num_characters(rule: MatchRule) -> int | None:
-    """Return how many characters of a text a rule looks at; None for all."""
-    return None if rule.type == "contains" else characters_within(rule.value, MAX_STEPS)
-
-
 TEMPLATE: KeyPath = ("prompt", "template")
 
 
@@ -280,7 +222,7 @@ def template_names_what_is_set(config: Config) -> Iterator[Finding]:
     if prompt.template is None:
         return
     try:
-        used = names(parse_template(prompt.template))
+        used = Template.parse(prompt.template).names
     except ConfigError:
         return  # another rule reports it
     if prompt.num_examples and not set(used) - {TASK, CONTEXT}:

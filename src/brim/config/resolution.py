@@ -12,7 +12,7 @@ from brim.config.findings import Finding
 from brim.config.rules import biases_in_16_bits, quantised_base
 from brim.config.schedule_rules import has_beta2, implied_effective_rows, moves_batch, takes_default_epochs
 from brim.config.schema import Config, FinetuneTrainer, Section
-from brim.config.yaml import KeyPath, dotted
+from brim.config.text import KeyPath, dotted
 from brim.errors import ConfigError, Problem
 
 DEFAULT_MAX_NEW_TOKENS = 256

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from brim.config.batch_rules import BATCH, EFFECTIVE, batch_rules, default_rows, fixes_the_cut, mismatch
-from brim.config.findings import Finding, is_within
+from brim.config.findings import Finding
 from brim.config.prompt_rules import (
     MATCH,
     VOCAB,
@@ -19,20 +19,10 @@ from brim.config.prompt_rules import (
     unreachable,
     without_rule,
 )
+from brim.config.prompts import Template, pattern_fault, prompt_columns
 from brim.config.schedule_rules import learning_rate_rules, moves_batch, takes_default_epochs
-from brim.config.schema import (
-    EIGHT_BIT_KEYS,
-    FOUR_BIT_KEYS,
-    Config,
-    FinetuneTrainer,
-    FixedSplit,
-    NoTrainer,
-    QuantizationConfig,
-    SGDConfig,
-    TrainerConfig,
-)
-from brim.config.template import names, parse_template, pattern_fault, prompt_columns
-from brim.config.yaml import Document, KeyPath, dotted, secrets_in
+from brim.config.schema import Config, FinetuneTrainer, FixedSplit, NoTrainer, QuantizationConfig, SGDConfig
+from brim.config.text import Document, KeyPath, dotted, is_within, secrets_in
 from brim.errors import ConfigError
 
 _TRAINING_KEYS = (
@@ -92,7 +82,7 @@ def _inputs(config: Config, document: Document) -> list[str]:
     return notes
 
 
-def _epoch_notes(trainer: TrainerConfig, document: Document) -> list[str]:
+def _epoch_notes(trainer: NoTrainer | FinetuneTrainer, document: Document) -> list[str]:
     lengths = {"train_steps": trainer.train_steps}
     if isinstance(trainer, FinetuneTrainer):
         lengths["train_samples"] = trainer.train_samples
@@ -133,12 +123,10 @@ def _labels_never_found(config: Config, document: Document) -> list[str]:
 
 
 def _keys_of_other_bits(quantization: QuantizationConfig, document: Document) -> list[str]:
-    bits, others = quantization.bits, EIGHT_BIT_KEYS if quantization.bits == 4 else FOUR_BIT_KEYS
-    untouched = QuantizationConfig()
-    given = [key for key in others if getattr(quantization, key) != getattr(untouched, key)]
+    bits = quantization.bits
     return [
         f"{document.place(('quantization', key)).where}: quantization.{key} has no effect with bits: {bits}"
-        for key in given
+        for key in quantization.keys_without_effect
     ]
 
 
@@ -163,7 +151,7 @@ def _template_is_readable(config: Config) -> Iterator[Finding]:
     if config.prompt.template is None:
         return
     try:
-        used = names(parse_template(config.prompt.template))
+        used = Template.parse(config.prompt.template).names
     except ConfigError as error:
         for problem in error.problems:
             yield Finding(paths=(TEMPLATE,), what=problem.what, expected=problem.expected, fix=problem.fix)

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from brim.config.findings import Finding
 from brim.config.schema import Config, FinetuneTrainer, LearningRateScheduler, OptimizerConfig
-from brim.config.yaml import KeyPath, dotted
+from brim.config.text import KeyPath, dotted
 from brim.units import Duration, DurationUnit, parse_duration
 
 SCHEDULE: KeyPath = ("trainer", "learning_rate_scheduler")

@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from brim.config.findings import Finding, foreign_value, is_within, misspelt, show, unknown_key
+from brim.config.findings import Finding, foreign_value, unknown_key
 from brim.config.introspect import expected, is_list, is_mapping, join, options, sections_of, type_name, typed_marker
 from brim.config.schema import Config, Section
-from brim.config.yaml import KeyPath, contains, dotted, value_at
+from brim.config.text import KeyPath, contains, dotted, is_within, misspelt, show, value_at
 
 _MAX_REPAIRS = 5
 
@@ -147,7 +147,7 @@ def _wrong_value(spot: _Spot, data: dict[str, Any], *, fix: str = "") -> Finding
 
 def _type_names(field: Any) -> list[str]:
     marker = typed_marker(field)
-    return list(marker.names) if marker is not None else []
+    return list(marker.types) if marker is not None else []
 
 
 def _hint(value: Any, words: str, choices: list[str]) -> str:

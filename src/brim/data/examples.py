@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from brim.config import prompt_columns
+from brim.config.prompts import prompt_columns
 from brim.config.schema import Config
 from brim.data.read import Source, blocks, cell_texts, gather
 from brim.data.split import assign_splits, sampled_rows, with_usable_splits

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim.config import Choice, category_rules, dotted, folded, misspelt, shortened, with_labels_matched
+from brim.config import Choice, category_rules
 from brim.config.schema import Config, OutputFeature
+from brim.config.text import dotted, folded, misspelt, shortened
 from brim.data.advice import Slip
 from brim.data.read import RowFaults, Source, cell_texts
 from brim.data.tokens import Texts
@@ -114,7 +115,7 @@ def with_labels_of_data(config: Config, source: Source) -> tuple[Config, tuple[C
     labels = tuple(sorted(counts, key=lambda label: (label.casefold(), label)))
     fallback = feature.fallback_label or max(labels, key=lambda label: counts[label])
     preprocessing = feature.preprocessing.model_copy(update={"fallback_label": fallback})
-    matched = with_labels_matched(feature.model_copy(update={"preprocessing": preprocessing}), labels)
+    matched = feature.model_copy(update={"preprocessing": preprocessing}).with_labels_matched(labels)
     config = config.model_copy(update={"output_features": (matched,)})
     faults = [
         Problem(what=found.what, where=dotted(found.path), fix=f"rename a label in the data, or {_NAME_THEM}")

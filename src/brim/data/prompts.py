@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from brim.config import CONTEXT, SAMPLE, Parts, names, prompt_columns, prompt_parts, render
+from brim.config.prompts import CONTEXT, SAMPLE, Template, prompt_columns, prompt_template
 from brim.config.schema import Config, PreprocessingConfig
 from brim.data.read import RowFaults, Source, blocks, cell_texts
 from brim.data.tokens import Limit, Limits, TextEncoder, Texts
@@ -111,7 +111,7 @@ class Prompter:
     """Make prompts and answers of a source's columns, as a configuration says."""
 
     source: Source
-    template: Parts | None
+    template: Template | None
     template_key: str  # of the configuration, which gives the template
     input_column: str
     prompt_columns: tuple[Column, ...]
@@ -133,7 +133,8 @@ class Prompter:
     @property
     def bare_template(self) -> str:
         """Return the text that stands in the prompt of every row, the task included."""
-        return "".join(part for part in self.template or () if isinstance(part, str))
+        parts = () if self.template is None else self.template.parts
+        return "".join(part for part in parts if isinstance(part, str))
 
     def notes(self) -> list[str]:
         """Return notes on the rows drawn so far."""
@@ -175,7 +176,7 @@ class Prompter:
         """Return each row's prompt, None where it cannot be made, and, with examples, the prompts without them."""
         if self.template is None:
             return cells[self.input_column], None
-        columns = {name: self._values(name, cells) for name in names(self.template) if name != CONTEXT}
+        columns = {name: self._values(name, cells) for name in self.template.names if name != CONTEXT}
         cell_types = {name: _CommaCell for name in columns if name in cells and self.source.has_decimal_commas(name)}
         contexts = None if self.contexts is None else self.contexts.of(keys, cells, self.faults)
         prompts: list[str | None] = []
@@ -184,8 +185,8 @@ class Prompter:
             values = {name: cell_types.get(name, _Cell)(texts[number]) for name, texts in columns.items()}
             context = "" if contexts is None else contexts[number]
             try:
-                own = render(self.template, {**values, CONTEXT: ""})
-                prompt = own if not context else render(self.template, {**values, CONTEXT: context})
+                own = self.template.render({**values, CONTEXT: ""})
+                prompt = own if not context else self.template.render({**values, CONTEXT: context})
             except DataError as error:
                 self.faults.add(key, error.problems[0])
                 own, prompt = "", None
@@ -246,7 +247,7 @@ def prompter(
         contexts = contexts_of(config, source, columns=columns, split=split)
     return Prompter(
         source=source,
-        template=prompt_parts(config),
+        template=prompt_template(config),
         template_key="prompt.task" if config.prompt.template is None else "prompt.template",
         input_column=feature.column_name,
         prompt_columns=input_columns(config, columns),

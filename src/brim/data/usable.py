@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from brim.config import KeyPath, is_within, prompt_columns
+from brim.config.prompts import prompt_columns
 from brim.config.schema import Config, FeaturePreprocessing, OutputFeature, PreprocessingConfig, RandomSplit
+from brim.config.text import KeyPath, is_within
 from brim.data.read import RowFaults, Source
 from brim.errors import DataError, Problem, problems_of
 from brim.units import format_count

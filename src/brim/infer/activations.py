@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import normalize as to_unit_length
 
-from brim.config import misspelt
+from brim.config.text import misspelt
 from brim.data.tokens import TokenRows, collate
 from brim.errors import InputError, WriteError
 from brim.infer.engines import Batches, longest_first

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from brim.config import MAX_STEPS, LabelReader
+from brim.config.prompts import MAX_STEPS, LabelReader
 from brim.config.schema import Config, OutputFeature
 from brim.data.tokens import TokenRow, TokenRows, collate
 from brim.infer.engines import Batches, Response, RowsAtOnce, longest_first

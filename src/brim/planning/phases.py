@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brim.batching import BatchSchedule, Costs, Stretch
-from brim.config import EFFECTIVE, Choice, dotted, ways_given, with_effective_rows
+from brim.config import EFFECTIVE, Choice, ways_given, with_effective_rows
 from brim.config.schema import Config, FinetuneTrainer
+from brim.config.text import dotted
 from brim.data.tokens import TokenRows, rows_of_step
 from brim.errors import ConfigError, Problem
 from brim.planning.candidates import Task

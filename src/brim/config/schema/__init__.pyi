@@ -1,6 +1,5 @@
-from .base import Section as Section, Short as Short, Typed as Typed
+from .base import Section as Section, Short as Short
 from .data import (
-    CategoryExtractor as CategoryExtractor,
     ChatConfig as ChatConfig,
     FeaturePreprocessing as FeaturePreprocessing,
     FixedSplit as FixedSplit,
@@ -14,8 +13,6 @@ from .data import (
     RetrievalConfig as RetrievalConfig,
 )
 from .model import (
-    EIGHT_BIT_KEYS as EIGHT_BIT_KEYS,
-    FOUR_BIT_KEYS as FOUR_BIT_KEYS,
     GenerationConfig as GenerationConfig,
     LoraConfig as LoraConfig,
     MemoryConfig as MemoryConfig,
@@ -28,5 +25,4 @@ from .trainer import (
     GradientClippingConfig as GradientClippingConfig,
     LearningRateScheduler as LearningRateScheduler,
     NoTrainer as NoTrainer,
-    TrainerConfig as TrainerConfig,
 )

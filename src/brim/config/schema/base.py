@@ -51,39 +51,19 @@ def required(description: str, *, brim: bool = False, expected: str = "") -> Any
 
 
 class Short:
-    """Mark a section that may be written as the bare value of one of its keys: `batch_rampup: 0.1dur`.
+    """Mark a section that may be a bare text: `adapter: lora` for `{type: lora}`, `batch_rampup: 0.1dur`.
 
-    name: the key. If the key is `type`, the mark is `Typed`.
+    name: the key that the text is for. types: its values, if it is `type`; default: the type of a section that does
+    not say; None if it must.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str = "type", *, types: Sequence[str] = (), default: str | None = None) -> None:
+        self.name, self.types, self.default = name, types, default
 
     def expand(self, value: Any) -> Any:
-        """Return the section as a mapping, also if it is a bare text."""
-        return {self.name: value} if isinstance(value, str) else value
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(self.expand, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"anyOf": [{"type": "string"}, handler(schema)]}
-
-
-class Typed:
-    """Mark a section that may be written as the bare name of its type: `adapter: lora` for `{type: lora}`.
-
-    names: the types. default: the type of a section that does not say; None if it must.
-    """
-
-    def __init__(self, *names: str, default: str | None = None) -> None:
-        self.names: Sequence[str] = names
-        self.default = default
-
-    def expand(self, value: Any) -> Any:
-        """Return the section as a mapping with its type, if that is known."""
+        """Return the section as a mapping, with its type if that is known."""
         if isinstance(value, str):
-            return {"type": value}
+            return {self.name: value}
         if isinstance(value, dict) and "type" not in value and self.default is not None:
             return {"type": self.default, **value}
         return value
@@ -92,7 +72,8 @@ class Typed:
         return core_schema.no_info_before_validator_function(self.expand, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"anyOf": [{"type": "string", "enum": list(self.names)}, handler(schema)]}
+        text: dict[str, Any] = {"type": "string", **({"enum": list(self.types)} if self.types else {})}
+        return {"anyOf": [text, handler(schema)]}
 
 
 def _extra(brim: bool, expected: str) -> dict[str, Any]:

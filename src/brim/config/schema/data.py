@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, model_validator
 
-from brim.config.schema.base import Fraction, Items, NonNegativeInt, PositiveInt, Section, Text, Typed, key, required
+from brim.config.schema.base import Fraction, Items, NonNegativeInt, PositiveInt, Section, Short, Text, key, required
 
 
 def _as_text(value: Any) -> Any:
@@ -163,7 +163,7 @@ class InputFeature(_Feature):
         "The feature's type. The model reads each of them as text, as it stands in the data."
     )
     preprocessing: FeaturePreprocessing = key(FeaturePreprocessing(), "How the column's values become tokens.")
-    encoder: Annotated[PassthroughEncoder, Typed("passthrough", default="passthrough")] = key(
+    encoder: Annotated[PassthroughEncoder, Short(types=("passthrough",), default="passthrough")] = key(
         PassthroughEncoder(), "How the input is encoded."
     )
 
@@ -177,7 +177,7 @@ class OutputFeature(_Feature):
     preprocessing: OutputPreprocessing = key(OutputPreprocessing(), "How the column's values become tokens.")
     decoder: Annotated[
         Annotated[Extractor, Field(discriminator="type")],
-        Typed("text_extractor", "category_extractor", default="text_extractor"),
+        Short(types=("text_extractor", "category_extractor"), default="text_extractor"),
     ] = key(TextExtractor(), f"{_EXTRACTOR} A category's default is `category_extractor`.")
 
     @model_validator(mode="before")
@@ -215,6 +215,24 @@ class OutputFeature(_Feature):
         if self.categories is None or not named:
             return ()
         return tuple(dict.fromkeys((*named, *(() if fallback is None else (fallback,)))))
+
+    def with_labels_matched(self, labels: tuple[str, ...]) -> OutputFeature:
+        """Return the category with a rule for each label that looks for the label's own text."""
+        decoder = self.categories
+        assert decoder is not None
+        match = {label: MatchRule(type="contains", value=label) for label in _longer_first(labels)}
+        return self.model_copy(update={"decoder": decoder.model_copy(update={"match": match})})
+
+
+def _longer_first(labels: tuple[str, ...]) -> list[str]:
+    """Return the labels in their order, but each after those that contain it: the first rule that fits decides."""
+    ordered: list[str] = []
+    for label in labels:
+        longer = [each for each in labels if label.lower() in each.lower() and len(each) > len(label)]
+        for each in [*sorted(longer, key=len, reverse=True), label]:
+            if each not in ordered:
+                ordered.append(each)
+    return ordered
 
 
 Probabilities: TypeAlias = Annotated[tuple[Fraction, Fraction, Fraction], Strict(False)]
@@ -264,7 +282,7 @@ SplitConfig: TypeAlias = RandomSplit | FixedSplit | HashSplit | StratifySplit
 
 SplitField: TypeAlias = Annotated[
     Annotated[SplitConfig, Field(discriminator="type")],
-    Typed("random", "fixed", "hash", "stratify", default="random"),
+    Short(types=("random", "fixed", "hash", "stratify"), default="random"),
 ]
 
 

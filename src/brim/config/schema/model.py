@@ -22,8 +22,8 @@ from brim.config.schema.base import (
     NonNegativeInt,
     PositiveInt,
     Section,
+    Short,
     Text,
-    Typed,
     key,
     required,
 )
@@ -75,7 +75,7 @@ class BackendConfig(Section):
     type: Literal["local"] = key("local", "This machine. `backend: local` is short for `{type: local}`.")
 
 
-BackendField: TypeAlias = Annotated[BackendConfig, Typed("local", default="local")]
+BackendField: TypeAlias = Annotated[BackendConfig, Short(types=("local",), default="local")]
 
 
 TokenIds: TypeAlias = Items[NonNegativeInt]
@@ -293,8 +293,9 @@ class QuantizationConfig(Section):
     bnb_4bit_use_double_quant: bool = key(True, "Quantise the scales, too: 0.37 bits less for each weight. Of 4 bits.")
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = key("nf4", "The 4-bit numbers: `nf4` or `fp4`. Of 4 bits.")
 
-
-EIGHT_BIT_KEYS = ("llm_int8_threshold", "llm_int8_has_fp16_weight")
-
-
-FOUR_BIT_KEYS = ("bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant", "bnb_4bit_quant_type")
+    @property
+    def keys_without_effect(self) -> list[str]:
+        """Return the keys that are set for the other number of bits."""
+        others, untouched = ("llm_int8_" if self.bits == 4 else "bnb_4bit_"), type(self)()
+        names = [name for name in type(self).model_fields if name.startswith(others)]
+        return [name for name in names if getattr(self, name) != getattr(untouched, name)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
 
 from pydantic import Field, Strict, create_model
 
-from brim.config.schema.base import NonNegativeFloat, NonNegativeInt, Section, Typed, key
+from brim.config.schema.base import NonNegativeFloat, NonNegativeInt, Section, Short, key
 
 Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 
@@ -199,5 +199,5 @@ else:
     OptimizerConfig = Union[_SECTIONS]  # noqa: UP007 - of a tuple
     OptimizerField = Annotated[
         Annotated[OptimizerConfig, Field(discriminator="type")],
-        Typed(*(section.model_fields["type"].default for section in _SECTIONS), default="adam"),
+        Short(types=[section.model_fields["type"].default for section in _SECTIONS], default="adam"),
     ]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from brim.config.schema.base import Items, Section, Text, Typed, key, required
+from brim.config.schema.base import Items, Section, Short, Text, key, required
 from brim.config.schema.data import ChatConfig, InputFeature, OutputFeature, PreprocessingConfig, PromptConfig
 from brim.config.schema.model import (
     BackendConfig,
@@ -56,7 +56,7 @@ class Config(Section):
         brim=True,
         expected="{} for all defaults, a mapping such as {messages: COLUMN}, or null",
     )
-    adapter: Annotated[LoraConfig | None, Typed("lora")] = key(
+    adapter: Annotated[LoraConfig | None, Short(types=("lora",))] = key(
         None, "Train a few added weights instead of all. null: all weights are trained."
     )
     quantization: QuantizationConfig | None = key(

@@ -19,7 +19,6 @@ from brim.config.schema.base import (
     Section,
     Short,
     Text,
-    Typed,
     key,
     required,
 )
@@ -371,5 +370,5 @@ TrainerConfig: TypeAlias = NoTrainer | FinetuneTrainer
 
 TrainerField: TypeAlias = Annotated[
     Annotated[TrainerConfig, Field(discriminator="type")],
-    Typed("none", "finetune", default="none"),
+    Short(types=("none", "finetune"), default="none"),
 ]

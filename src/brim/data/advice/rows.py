@@ -13,7 +13,7 @@ from math import sqrt
 import numpy as np
 import numpy.typing as npt
 
-from brim.config import prompt_columns, template_text
+from brim.config.prompts import prompt_columns, prompt_template
 from brim.config.schema import Config, FixedSplit, HashSplit
 from brim.data.advice.facts import AnswerEnds, Bits, Facts, Flags, PromptEnds, Watcher
 from brim.data.advice.finding import BY_ROWS, Finding, Integers, Slip, finding, share
@@ -277,7 +277,7 @@ def no_separator(facts: Facts, config: Config) -> Iterator[Finding]:
     glued = f"; in {num_glued:,} not even a space stands between them" if num_glued else ""
     shown = share(num_open, len(facts))
     what = f"{shown} have no separator: the prompt ends in a word, and the answer goes on{glued}"
-    if template_text(config.prompt) is None:
+    if prompt_template(config) is None:
         fix = f'set prompt.template: "{{{config.input_features[0].column_name}}}\\n\\n### Answer:\\n"'
     else:
         fix = 'end prompt.template with a line of its own, such as "\\n\\n### Answer:\\n"'

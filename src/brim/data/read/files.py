@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
-from brim.config import mask_login
+from brim.config.text import mask_login
 from brim.data.read.arrow import (
     read_columns,
     read_dataset,

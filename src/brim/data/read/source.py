@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim.config import misspelt
+from brim.config.text import misspelt
 from brim.data.read.columns import nested_values, nested_word, of_one_kind, problem_of, taken_apart, without_origin
 from brim.errors import DataError, Problem
 

@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from brim.config import dotted
 from brim.config.schema import Config, FinetuneTrainer
+from brim.config.text import dotted
 from brim.data.read import Entry
 from brim.data.tokens.encoder import TextEncoder
 from brim.data.tokens.rows import Chat, Texts, TokenRow

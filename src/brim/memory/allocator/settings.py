@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from brim.config import nearest
+from brim.config.text import nearest
 from brim.errors import InputError, Problem
 
 _MIB = 2**20

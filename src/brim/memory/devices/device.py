@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brim.config import nearest, show
+from brim.config.text import nearest, show
 from brim.errors import InputError
 from brim.units import format_bytes
 

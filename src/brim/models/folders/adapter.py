@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
-from brim.config import pattern_fault
+from brim.config.prompts import pattern_fault
 from brim.config.schema import LoraConfig
 from brim.errors import ModelError, Problem
 from brim.models.folders.model import local_path

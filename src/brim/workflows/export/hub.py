@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brim.config import MASK, mask_text
+from brim.config.text import MASK, mask_text
 from brim.errors import BrimError, ExportError, InputError
 from brim.notes import Say
 from brim.report import listening, show

@@ -12,8 +12,10 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from brim.config import Choice, load_config, prompt_columns, read_yaml
+from brim.config import Choice, load_config
+from brim.config.prompts import prompt_columns
 from brim.config.schema import Config
+from brim.config.text import read_yaml
 from brim.data import prompts_of
 from brim.data.chat import TEMPLATE_FILE, TemplateTexts, has_template, read_template
 from brim.data.read import Source, read_columns

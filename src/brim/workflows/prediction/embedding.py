@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from brim.config import LABELS
+from brim.config.prompts import LABELS
 from brim.data import prompts_of, with_labels_of_data
 from brim.data.read import Data, Ledger, RowFaults, read
 from brim.data.tokens import TokenRows

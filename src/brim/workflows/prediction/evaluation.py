@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from brim.config import LabelReader, load_config
+from brim.config import load_config
+from brim.config.prompts import LabelReader
 from brim.config.schema import Config, FinetuneTrainer
 from brim.data import Prepared, prepare, prompter, prompts_of
 from brim.data.read import Entry, Ledger, Source

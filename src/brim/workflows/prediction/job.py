@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
-from brim.config import mask_secrets
+from brim.config.text import mask_secrets
 from brim.errors import InputError, OutputError
 from brim.infer import Journal
 from brim.models.folders import CONFIG, WEIGHTS

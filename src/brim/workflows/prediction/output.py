@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from brim.config import LabelReader
+from brim.config.prompts import LabelReader
 from brim.data.read import (
     Ledger,
     Source,

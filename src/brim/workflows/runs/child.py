@@ -254,7 +254,7 @@ def _out_of_memory(error: Exception) -> Problem | None:
 
 
 def _mistake(error: Exception) -> Problem:
-    from brim.config import mask_text
+    from brim.config.text import mask_text
 
     sys.stderr.write(mask_text(traceback.format_exc()))
     told = mask_text(f"{type(error).__name__}: {error}").splitlines()[0]

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import brim
-from brim.config import Choice, dump, mask_text, template_with_task
+from brim.config import Choice
+from brim.config.prompts import prompt_template
 from brim.config.schema import Config
+from brim.config.text import dump, mask_text
 from brim.data import Prepared
 from brim.data.read import Source
 from brim.models import device_name
@@ -184,11 +186,10 @@ def model_card(
     rows: of each split. metrics: of the exported weights, by split.
     """
     kind = "LoRA adapter" if config.adapter is not None else "Fully trained model"
-    prompt = template_with_task(config)
     if config.chat is not None:
         prompt = "conversations, written out by the tokenizer's chat template"
-    elif prompt is None:
-        prompt = f"{{{config.input_features[0].name}}}"
+    else:
+        prompt = str(prompt_template(config) or f"{{{config.input_features[0].name}}}")
     fence = _fence(prompt)
     return "\n".join(
         [
