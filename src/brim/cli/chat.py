@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brim.cli.options import ConfigOrRun, Overrides, is_run, say
+from brim.cli.options import ConfigOrRun, Overrides, is_run, message, open_model, say
 from brim.errors import BrimError, InputError
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ def chat(config_or_run: ConfigOrRun, overrides: Overrides = None) -> None:
 
     Ctrl-C stops an answer, Ctrl-D leaves. /help lists the commands.
     """
-    from brim.cli.options import open_model
-
     overrides = [*_conversing(config_or_run), *(overrides or [])]
     notes: list[str] = []  # kept until the answer to the current line has ended
     conversation = open_model(config_or_run, overrides).chat(say=notes.append)
@@ -46,8 +44,6 @@ def chat(config_or_run: ConfigOrRun, overrides: Overrides = None) -> None:
         except BrimError as error:
             if not is_person:
                 raise
-            from brim.cli.options import message
-
             notes.append(message(error.problems))
         finally:
             _say_all(notes)

@@ -6,14 +6,22 @@ import json
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, printable
+from brim.cli.options import (
+    ConfigOrRun,
+    DatasetOption,
+    JsonOption,
+    Overrides,
+    open_config,
+    printable,
+    problems_with_data,
+)
 from brim.errors import InputError
 from brim.notes import kind_of
 from brim.units import format_count
@@ -37,13 +45,12 @@ def check(
         ),
     ] = 0,
     rows: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--rows", metavar="FILE", help="Also write the rows of all advice: parquet, jsonl or csv."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check a configuration, its base model's folder and its data. Loads no weights and no torch."""
-    from brim.cli.options import open_config, problems_with_data
     from brim.models import notes_on_this_machine
 
     loaded = open_config(config, overrides or [], dataset)

@@ -5,11 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from brim.cli.options import ConfigOrRun, DatasetOption, JsonOption, Overrides, VerboseOption, require_exists
+from brim.cli.options import (
+    ConfigOrRun,
+    DatasetOption,
+    JsonOption,
+    Overrides,
+    VerboseOption,
+    finite_or_null,
+    open_model,
+    require_exists,
+)
 from brim.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,7 +31,7 @@ def evaluate(
     overrides: Overrides = None,
     dataset: DatasetOption = None,
     split: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--split",
             metavar="NAME",
@@ -38,22 +47,20 @@ def evaluate(
         ),
     ] = False,
     against: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--against", metavar="RUN_OR_CONFIG", help="Evaluate this model, too, and compare the two."),
     ] = None,
     against_base: Annotated[
         bool, typer.Option("--against-base", help="The same, with the base model that the run was trained from.")
     ] = False,
     rows: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--rows", metavar="FILE", help="Also write the figures of each row: parquet, jsonl or csv."),
     ] = None,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print loss, perplexity, accuracies and, with --texts, text metrics of a model, each with its 95% interval."""
-    from brim.cli.options import open_model
-
     other = _other(against, against_base=against_base)
     model = open_model(config_or_run, overrides or [], dataset)
     from brim.data import check_split
@@ -67,7 +74,7 @@ def evaluate(
     if rows is not None:
         write_predictions(result.rows, Path(rows))
     if as_json:
-        print(json.dumps(_as_json(result)))
+        print(json.dumps(finite_or_null(_as_json(result))))
         return
     if result.comparison is not None:
         print(f"{result.split}: ", end="")
@@ -86,11 +93,10 @@ def _other(against: Path | None, *, against_base: bool) -> Path | str | None:
 
 
 def _as_json(result: EvaluateResult) -> dict[str, Any]:
-    """Return the result for JSON; figures that are not finite become null."""
     comparison = result.comparison
     figures = {
         "split": result.split,
-        **_numbers(result.metrics),
+        **result.metrics,
         "loss_interval": _ends(result.intervals)["loss"],
         "intervals": _ends(result.intervals),
     }
@@ -100,22 +106,14 @@ def _as_json(result: EvaluateResult) -> dict[str, Any]:
         "against": {
             "model": comparison.other,
             "num_rows": comparison.num_rows,
-            "metrics": _numbers(comparison.other_metrics),
+            "metrics": comparison.other_metrics,
             "intervals": _ends(comparison.other_intervals),
-            "differences": _numbers(comparison.differences),
+            "differences": comparison.differences,
             "difference_intervals": _ends(comparison.difference_intervals),
             "notes": list(comparison.notes),
         }
     }
 
 
-def _numbers(figures: Mapping[str, float]) -> dict[str, float | None]:
-    from brim.cli.options import finite_or_null
-
-    return {name: finite_or_null(value) for name, value in figures.items()}
-
-
-def _ends(intervals: Mapping[str, Interval]) -> dict[str, list[float | None]]:
-    from brim.cli.options import finite_or_null
-
-    return {name: [finite_or_null(each.low), finite_or_null(each.high)] for name, each in intervals.items()}
+def _ends(intervals: Mapping[str, Interval]) -> dict[str, list[float]]:
+    return {name: [each.low, each.high] for name, each in intervals.items()}

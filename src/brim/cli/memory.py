@@ -10,12 +10,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from rich.console import Console
 
-from brim.cli.options import ConfigOrRun, JsonOption, Overrides, config_file, say
+from brim.cli.options import ConfigOrRun, JsonOption, MemoryOption, Overrides, config_file, say
 from brim.config import LoadedConfig
 from brim.config.schema import Config
 from brim.errors import InputError, Problem
@@ -30,68 +30,69 @@ if TYPE_CHECKING:
     from brim.memory.closed_form import Napkin
 
 
+_BatchSize = Annotated[
+    int | None,
+    typer.Option("--batch-size", min=1, max=MOST_ROWS, metavar="N", help="Rows at once. Default: the configuration's."),
+]
+_SequenceLength = Annotated[
+    int | None,
+    typer.Option(
+        "--sequence-length",
+        min=2,
+        max=MOST_TOKENS,
+        metavar="N",
+        help="Tokens of each row; of each prompt with --phase generate.",
+    ),
+]
+_Device = Annotated[
+    str | None,
+    typer.Option("--device", metavar="NAME", help="A GPU, such as t4 or a100-80gb. Default: this machine's."),
+]
+_Phase = Annotated[
+    str | None,
+    typer.Option(
+        "--phase", metavar="NAME", help="load, train, evaluate or generate. Default: train, if the trainer trains."
+    ),
+]
+_WorldSize = Annotated[
+    int, typer.Option("--world-size", min=1, max=MOST_GPUS, metavar="N", help="GPUs that share the model (FSDP).")
+]
+_Offload = Annotated[
+    str, typer.Option("--offload", metavar="NAME", help="What is kept on the CPU: none, optimizer or weights.")
+]
+_Compare = Annotated[bool, typer.Option("--compare", help="Full, 16-bit, LoRA, 8-bit and 4-bit training side by side.")]
+_Explain = Annotated[bool, typer.Option("--explain", help="Also work out each part by hand.")]
+_Measure = Annotated[bool, typer.Option("--measure", help="Also run it on this machine's device, on random rows.")]
+_Layers = Annotated[
+    int | None,
+    typer.Option("--layers", min=1, metavar="N", help="Measure N and 2 N layers, and extrapolate to all."),
+]
+_Steps = Annotated[
+    int | None,
+    typer.Option("--steps", min=1, metavar="N", help="Measure N steps over time; five or more show a leak."),
+]
+_Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .png, or .html with the numbers.")]
+
+
 def memory(
     config_or_run: ConfigOrRun,
     overrides: Overrides = None,
-    batch_size: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(
-            "--batch-size", min=1, max=MOST_ROWS, metavar="N", help="Rows at once. Default: the configuration's."
-        ),
-    ] = None,
-    sequence_length: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(
-            "--sequence-length",
-            min=2,
-            max=MOST_TOKENS,
-            metavar="N",
-            help="Tokens of each row; of each prompt with --phase generate.",
-        ),
-    ] = None,
-    device: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--device", metavar="NAME", help="A GPU, such as t4 or a100-80gb. Default: this machine's."),
-    ] = None,
-    memory: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--memory", metavar="SIZE", help="The memory of any other GPU, such as 14GiB."),
-    ] = None,
-    phase: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--phase", metavar="NAME", help="load, train, evaluate or generate. Default: train, if the trainer trains."
-        ),
-    ] = None,
-    world_size: Annotated[
-        int, typer.Option("--world-size", min=1, max=MOST_GPUS, metavar="N", help="GPUs that share the model (FSDP).")
-    ] = 1,
-    offload: Annotated[
-        str, typer.Option("--offload", metavar="NAME", help="What is kept on the CPU: none, optimizer or weights.")
-    ] = "none",
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Full, 16-bit, LoRA, 8-bit and 4-bit training side by side.")
-    ] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Also work out each part by hand.")] = False,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Also run it on this machine's device, on random rows.")
-    ] = False,
-    layers: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option("--layers", min=1, metavar="N", help="Measure N and 2 N layers, and extrapolate to all."),
-    ] = None,
-    steps: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option("--steps", min=1, metavar="N", help="Measure N steps over time; five or more show a leak."),
-    ] = None,
-    plot: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--plot", metavar="FILE", help="Draw it: .png, or .html with the numbers."),
-    ] = None,
+    batch_size: _BatchSize = None,
+    sequence_length: _SequenceLength = None,
+    device: _Device = None,
+    memory: MemoryOption = None,
+    phase: _Phase = None,
+    world_size: _WorldSize = 1,
+    offload: _Offload = "none",
+    compare: _Compare = False,
+    explain: _Explain = False,
+    measure: _Measure = False,
+    layers: _Layers = None,
+    steps: _Steps = None,
+    plot: _Plot = None,
     as_json: JsonOption = False,
 ) -> None:
     """Predict the GPU memory of a run from its base model's config.json. Needs no GPU, no weights and no data."""
-
     if not measure:
         collect_seldom()
     request = MemoryRequest(
@@ -335,7 +336,7 @@ def check_request(request: MemoryRequest) -> None:
 
 def _contradictions(request: MemoryRequest) -> Iterator[Problem]:
     if request.device is not None and request.memory_bytes is not None:
-        yield _problem("both --device and --memory are given", "keep one: a device's memory is known by its name")
+        yield _TWO_DEVICES
     for name, value in (("--steps", request.steps), ("--layers", request.layers)):
         if value is not None and not request.measure:
             yield _problem(f"{name} is for measuring, but --measure is not given", f"add --measure, or remove {name}")
@@ -371,6 +372,9 @@ def _problem(what: str, fix: str) -> Problem:
     return Problem(what=what, where="command line", fix=fix)
 
 
+_TWO_DEVICES = _problem("both --device and --memory are given", "keep one: a device's memory is known by its name")
+
+
 def collect_seldom() -> None:
     """Run the garbage collector less often in a process that only traces: its million objects hold no tensors.
 
@@ -384,11 +388,7 @@ def check_device(device: str | None, memory_bytes: int | None) -> None:
     if device is None:
         return
     if memory_bytes is not None:
-        raise InputError(
-            what="both --device and --memory are given",
-            where="command line",
-            fix="keep one: a device's memory is known by its name",
-        )
+        raise InputError(_TWO_DEVICES)
     from brim.memory.devices import find_device
 
     find_device(device)

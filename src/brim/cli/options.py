@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -149,13 +149,12 @@ ConfigOrRun = Annotated[
 
 
 Overrides = Annotated[
-    Optional[list[str]],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
-    typer.Argument(metavar="KEY=VALUE", help="Dotted keys to override, such as trainer.epochs=1."),
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Dotted keys to override, such as trainer.epochs=1.")
 ]
 
 
 DatasetOption = Annotated[
-    Optional[list[str]],  # noqa: UP045
+    list[str] | None,
     typer.Option(
         "--dataset",
         metavar="FILE",
@@ -165,7 +164,7 @@ DatasetOption = Annotated[
 
 
 SplitOption = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option("--split", metavar="NAME", help="train, validation, test or full. Default: full (all rows)."),
 ]
 
@@ -176,6 +175,11 @@ VerboseOption = Annotated[
 
 
 ReplanOption = Annotated[bool, typer.Option("--replan", help="Plan again, ignoring what earlier runs found out.")]
+
+
+MemoryOption = Annotated[
+    str | None, typer.Option("--memory", metavar="SIZE", help="The memory of any other GPU, such as 14GiB.")
+]
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -402,6 +406,10 @@ def metric_lines(by_split: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[
 _FIGURES = ("loss", "perplexity", "token_accuracy", "category_accuracy")
 
 
-def finite_or_null(value: float) -> float | None:
-    """Return the figure for JSON, which has no word for NaN and infinity."""
-    return value if math.isfinite(value) else None
+def finite_or_null(value: Any) -> Any:
+    """Replace infinity and NaN by null in what becomes JSON, which has no word for them."""
+    if isinstance(value, Mapping):
+        return {name: finite_or_null(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_or_null(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,7 @@ from brim.cli.options import (
     Overrides,
     SplitOption,
     VerboseOption,
+    open_model,
     print_result,
     resumable,
 )
@@ -42,20 +43,16 @@ def embed(
     dataset: DatasetOption = None,
     split: SplitOption = None,
     layer: Annotated[
-        str,
-        typer.Option("--layer", metavar="NAME", help="last, the number of a decoder layer, or a module's name."),
+        str, typer.Option("--layer", metavar="NAME", help="last, the number of a decoder layer, or a module's name.")
     ] = "last",
     pooling: Annotated[
-        str,
-        typer.Option("--pooling", metavar="NAME", help="mean or last (token) of a row, or none: a vector a token."),
+        str, typer.Option("--pooling", metavar="NAME", help="mean or last (token) of a row, or none: a vector a token.")
     ] = "mean",
     normalize: Annotated[bool, typer.Option("--normalize", help="Vectors of length 1.")] = False,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write the vectors that a layer computes from each row's prompt, in the input's order."""
-    from brim.cli.options import open_model
-
     model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
     from brim.data import check_split
     from brim.report import Screen
@@ -96,7 +93,7 @@ def embed(
 
 
 _Key = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option(
         "--key", metavar="COLUMN", help="The column that identifies a row. Default: rows are identified by their order."
     ),
@@ -104,7 +101,7 @@ _Key = Annotated[
 
 
 _OnError = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option(
         "--on-error", metavar="WHAT", help="Rows that cannot be used: stop, or skip and name them in the ledger."
     ),
@@ -112,7 +109,7 @@ _OnError = Annotated[
 
 
 _OnOverlong = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option(
         "--on-overlong",
         metavar="WHAT",
@@ -122,13 +119,13 @@ _OnOverlong = Annotated[
 
 
 _Device = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option("--device", metavar="NAME", help="With --plan: a device, such as t4 or cpu. Default: this machine's."),
 ]
 
 
 _Memory = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option("--memory", metavar="SIZE", help="With --plan: the memory of any other GPU, such as 14GiB."),
 ]
 
@@ -139,7 +136,7 @@ _SHOWN = 10  # labels
 def predict(
     config_or_run: ConfigOrRun,
     output: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--output", metavar="FILE", help="Where the predictions go: .parquet, .jsonl or .csv."),
     ] = None,
     overrides: Overrides = None,
@@ -162,8 +159,6 @@ def predict(
 ) -> None:
     """Generate a response for each row and write them beside the input's columns, in the input's order."""
     _check_flags(output, plan=plan, device=device, memory=memory)
-    from brim.cli.options import open_model
-
     model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
     from brim.data import check_split
     from brim.workflows.prediction import check_on_error, check_on_overlong

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from brim.cli.options import DatasetOption, JsonOption, Overrides, require_exists
+from brim.cli.options import DatasetOption, JsonOption, Overrides, open_model, require_exists
 from brim.units import format_count
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ def export(
         bool, typer.Option("--merge", help="Merge the adapter into the base: a model for plain transformers.")
     ] = False,
     dtype: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--dtype", metavar="NAME", help="Data type of the merged weights: bf16, fp16 or fp32. Default: bf16."
         ),
     ] = None,
     max_divergence: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             "--max-divergence",
             metavar="X",
@@ -50,8 +50,6 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write the adapter, the whole model, or with --merge both in one, with tokenizer, chat template and card."""
-    from brim.cli.options import open_model
-
     model = open_model(run, overrides or [])
     given: dict[str, Any] = {"dtype": dtype, "max_divergence": max_divergence, "dataset": dataset}
     result = model.export(output, merge=merge, format=output_format, **given)
@@ -80,12 +78,11 @@ def upload(
         bool, typer.Option("--private", help="Make the repository private; an existing public one is refused.")
     ] = False,
     revision: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--revision", metavar="NAME", help="A branch; created if there is none. Default: main."),
     ] = None,
     commit_message: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--commit-message", metavar="TEXT", help="Default: Upload … by brim."),
+        str | None, typer.Option("--commit-message", metavar="TEXT", help="Default: Upload … by brim.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

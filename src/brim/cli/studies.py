@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from brim.cli.options import DatasetOption, JsonOption, Overrides, require_exists, resumable
+from brim.cli.options import DatasetOption, JsonOption, Overrides, finite_or_null, require_exists, resumable
 from brim.units import format_count
 
 if TYPE_CHECKING:
@@ -30,11 +30,10 @@ if TYPE_CHECKING:
 
 def compare(
     config: Annotated[
-        str,
-        typer.Argument(metavar="CONFIG", help="A YAML file, or a run's folder: what the others are compared with."),
+        str, typer.Argument(metavar="CONFIG", help="A YAML file, or a run's folder: what the others are compared with.")
     ],
     others: Annotated[
-        Optional[list[str]],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
+        list[str] | None,
         typer.Argument(
             metavar="CONFIG_OR_KEY=VALUE",
             help="The other configurations; and dotted keys to override in all of them, such as trainer.epochs=1.",
@@ -46,8 +45,7 @@ def compare(
         typer.Option("--seeds", min=1, metavar="N", help="Runs of each configuration: random_seed, random_seed + 1, …"),
     ] = 3,
     output_directory: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--output-directory", metavar="DIR", help="Default: results/<A>-vs-<B>."),
+        Path | None, typer.Option("--output-directory", metavar="DIR", help="Default: results/<A>-vs-<B>.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue in that folder; finished runs are not repeated.")
@@ -85,10 +83,6 @@ def _apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _print(result: CompareResult) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     console = Console(highlight=False, soft_wrap=False)
     for shown in result.tables():
         console.print(Text(shown.caption, style="bold"))
@@ -111,7 +105,7 @@ def verify_resume(
         int, typer.Option("--steps", metavar="N", help="How many steps to make with and without interruptions.")
     ] = 4,
     from_step: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--from-step",
             metavar="K",
@@ -137,7 +131,7 @@ def verify_resume(
             keep=keep,
         )
     if as_json:
-        print(json.dumps(_finite(proof.as_dict())))
+        print(json.dumps(finite_or_null(proof.as_dict())))
     else:
         print_proof(proof)
     if not proof.holds:
@@ -156,15 +150,6 @@ def _ends_as_ctrl_c() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _finite(value: Any) -> Any:
-    """Replace infinity and NaN by null: JSON has no word for them."""
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and value - value != 0 else value
 
 
 def print_proof(proof: ResumeProof) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,13 +17,21 @@ from brim.cli.options import (
     ConfigOrRun,
     DatasetOption,
     JsonOption,
+    MemoryOption,
     Overrides,
     ReplanOption,
     VerboseOption,
     config_file,
+    finite_or_null,
+    metric_lines,
+    open_config,
+    print_result,
     resumable,
 )
 from brim.memory import MOST_MADE_UP, MOST_TOKENS
+
+if TYPE_CHECKING:
+    from brim.workflows.runs import TrainResult
 
 
 def plan(
@@ -31,25 +39,22 @@ def plan(
     overrides: Overrides = None,
     dataset: DatasetOption = None,
     rows: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--rows", min=1, max=MOST_MADE_UP, metavar="N", help="Instead of data: how many rows to train on."
         ),
     ] = None,
     sequence_length: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option("--sequence-length", min=2, max=MOST_TOKENS, metavar="N", help="Tokens of each of those rows."),
     ] = None,
     device: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--device", metavar="NAME", help="A device, such as t4, a100-80gb or cpu. Default: this machine's."
         ),
     ] = None,
-    memory: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--memory", metavar="SIZE", help="The memory of any other GPU, such as 14GiB."),
-    ] = None,
+    memory: MemoryOption = None,
     replan: ReplanOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -63,7 +68,6 @@ def plan(
     collect_seldom()
     memory_bytes = device_memory(memory)
     check_device(device, memory_bytes)
-    from brim.cli.options import open_config
     from brim.config import require_trust_said_again
 
     file = config_file(config_or_run)
@@ -104,7 +108,7 @@ def train(
     overrides: Overrides = None,
     dataset: DatasetOption = None,
     output_directory: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--output-directory", metavar="DIR", help="The run's folder. Default: results/<CONFIG's name>."),
     ] = None,
     resume: Annotated[
@@ -118,7 +122,6 @@ def train(
     if config.is_dir() and output_directory is None:
         output_directory = config
     file = config_file(config, trains=True)
-    from brim.cli.options import finite_or_null, metric_lines, open_config, print_result
     from brim.notes import status
     from brim.report import Screen
 
@@ -138,23 +141,10 @@ def train(
             require_trust_said_again(model.config, overrides or [], file, begins=not goes_on)
         with resumable():
             result = model.train(dataset, output_directory=output_directory, resume=resume, replan=replan, say=screen)
-    folder = result.output_directory
     if as_json:
-        fields = {
-            "output_directory": None if folder is None else str(folder),
-            "num_steps": result.num_steps,
-            "num_new_steps": result.num_new_steps,
-            "best_step": result.best_step,
-            "num_rows": result.num_rows,
-            "seconds": result.seconds,
-            "metrics": {
-                split: {name: finite_or_null(value) for name, value in metrics.items()}
-                for split, metrics in result.metrics.items()
-            },
-        }
-        print(json.dumps(fields))
+        print(json.dumps(_as_json(result)))
         return
-    lines = [*metric_lines(result.metrics)]
+    folder, lines = result.output_directory, [*metric_lines(result.metrics)]
     if folder is not None:
         named = shlex.quote(str(folder))
         next_command = f"brim evaluate {named}{'' if 'test' in result.metrics else ' --dataset FILE'} --against-base"
@@ -166,3 +156,16 @@ def train(
             ("next", next_command),
         ]
     print_result(lines)
+
+
+def _as_json(result: TrainResult) -> dict[str, object]:
+    folder = result.output_directory
+    return {
+        "output_directory": None if folder is None else str(folder),
+        "num_steps": result.num_steps,
+        "num_new_steps": result.num_new_steps,
+        "best_step": result.best_step,
+        "num_rows": result.num_rows,
+        "seconds": result.seconds,
+        "metrics": finite_or_null(result.metrics),
+    }
