@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from brim.config import load_config
+from brim.config import Choice, DeviceFacts, load_config, resolve
 from brim.errors import ConfigError
+
+CPU = DeviceFacts(kind="cpu", bf16=False)
+
+
+def choices_of(source: dict[str, Any], device: DeviceFacts = CPU, **facts: Any) -> dict[str, tuple[Any, str]]:
+    """Return what is chosen for a configuration: keys with their values and reasons."""
+    choices: tuple[Choice, ...] = resolve(load_config(source).config, device, **facts).choices
+    return {each.key: (each.value, each.reason) for each in choices}
 
 
 @pytest.fixture

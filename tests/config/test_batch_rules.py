@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import pytest
 from hypothesis import given, strategies as st
+from tests.config.conftest import CPU, choices_of
 from tests.messages import refused, says
 
 from brim.config import (
-    DeviceFacts,
     accumulates,
     default_rows,
     is_sized_by_memory,
@@ -25,7 +25,6 @@ from brim.config.schema.trainer import RampupConfig
 from brim.config.text import dump
 from brim.units import Duration
 
-CPU = DeviceFacts(kind="cpu", bf16=False)
 RAMP = "trainer.batch_rampup"
 SCHEDULE = "trainer.learning_rate_scheduler"
 ADAPTATION = {"min": 8, "max": 64}
@@ -37,14 +36,10 @@ def _trainer(**keys):
 
 
 AUTO = "auto"
-SIZES = [  # batch_size, accumulation, effective batch, processes, and what they make
-    (None, AUTO, AUTO, 1, (None, None, 16)), (None, AUTO, AUTO, 3, (None, None, 15)), (None, AUTO, AUTO, 4, (None, None, 16)),
-    (None, AUTO, AUTO, 16, (1, 1, 16)), (None, AUTO, AUTO, 20, (1, 1, 20)), (AUTO, AUTO, AUTO, 1, (None, None, 16)),
-    (1, AUTO, 32, 1, (1, 32, 32)), (4, AUTO, 32, 1, (4, 8, 32)), (4, AUTO, 32, 2, (4, 4, 32)),
-    (2, 16, AUTO, 1, (2, 16, 32)), (2, 16, AUTO, 3, (2, 16, 96)), (8, AUTO, AUTO, 1, (8, 1, 8)), (2, 8, 32, 2, (2, 8, 32)),
-    (None, 16, AUTO, 1, (1, 16, 16)), (None, 16, 32, 1, (2, 16, 32)), (None, 16, 32, 2, (1, 16, 32)),
-    (None, AUTO, 32, 1, (None, None, 32)), (None, AUTO, 32, 2, (None, None, 32)), (None, AUTO, 1, 1, (1, 1, 1)),
-    (None, AUTO, 4, 4, (1, 1, 4)), (AUTO, AUTO, 32, 1, (None, None, 32)), (AUTO, 16, 32, 1, (2, 16, 32)),
+SIZES = [  # batch_size, accumulation, effective batch, processes, and what they make beyond the property below
+    (None, AUTO, AUTO, 3, (None, None, 15)), (None, AUTO, AUTO, 20, (1, 1, 20)), (AUTO, AUTO, AUTO, 1, (None, None, 16)),
+    (8, AUTO, AUTO, 1, (8, 1, 8)), (None, 16, AUTO, 1, (1, 16, 16)), (None, AUTO, 4, 4, (1, 1, 4)),
+    (AUTO, 16, 32, 1, (2, 16, 32)),
 ]  # fmt: skip
 
 
@@ -106,16 +101,25 @@ def test_the_product_is_exact_and_what_was_given_is_kept(batch, accumulation, ef
         assert effective in ("auto", found.effective_rows)
 
 
-def test_what_the_given_sizes_tell():
+def test_what_the_given_sizes_tell(finetune):
     for batch, accumulation, effective, several, fixed in [
-        (None, AUTO, AUTO, True, None), (None, AUTO, 1, False, None), (None, AUTO, 8, True, None), (8, AUTO, 8, False, BATCH),
-        (4, AUTO, 8, True, BATCH), (4, AUTO, AUTO, False, BATCH), (None, 1, AUTO, False, ACCUMULATION),
-        (None, 2, AUTO, True, ACCUMULATION), (None, 2, 8, True, ACCUMULATION), (8, 2, AUTO, True, BATCH),
+        (None, AUTO, AUTO, True, None), (None, AUTO, 1, False, None), (8, AUTO, 8, False, BATCH), (4, AUTO, 8, True, BATCH),
+        (4, AUTO, AUTO, False, BATCH), (None, 1, AUTO, False, ACCUMULATION), (None, 2, 8, True, ACCUMULATION),
+        (8, 2, AUTO, True, BATCH),
     ]:  # fmt: skip
         keys = {"gradient_accumulation_steps": accumulation, "effective_batch_size": effective}
         trainer = _trainer(**keys, **({} if batch is None else {"batch_size": batch}))
         assert (accumulates(trainer), fixes_the_cut(trainer)) == (several, fixed), keys
-    assert accumulates(_trainer(max_batch_size=1)) is False
+    ramp = {"length": "1ep", "from": 8}
+    for keys, several in [
+        ({"max_batch_size": 1}, False),
+        ({"effective_batch_size": 1, "batch_rampup": ramp}, True),
+        ({"effective_batch_size": 1, "batch_increase_function": "a:b"}, True),
+        ({"batch_schedule": "0sp:1 9sp:8 10sp:1"}, True),
+        ({"batch_schedule": "0sp:1 9sp:8", "batch_size": 8}, False),
+        ({"batch_adaptation": ADAPTATION, "batch_size": 8}, True),
+    ]:
+        assert accumulates(load_config(finetune(**keys)).config.trainer) is several
 
 
 def test_the_default_holds_where_no_key_says_how_many_rows_make_an_update():
@@ -181,6 +185,9 @@ CONTRADICTIONS = [  # keys of the trainer, and the place and the decisive words
       "batch_rampup": {"length": "1ep", "from": 30_002, "shape": "linear", "increment": 3}},
      f"{RAMP}.increment: … 10,001 stages, with an increment of 3 … increment: 4, or more"),
     ({"noise_scale_every": 5, "batch_size": 1}, f"trainer.noise_scale_every: … one row … set {EFFECTIVE}: 32"),
+    *(({"effective_batch_size": 8, "batch_increase_function": value},
+       "trainer.batch_increase_function: … expected: module:function such as mymodule:increase, or null")
+      for value in (3, [len], {"a": 1}, True, "")),
     ({"increase_batch_size_on_plateau": 2}, "trainer.increase_batch_size_on_plateau: … use batch_adaptation or batch_sch"),
 ]  # fmt: skip
 
@@ -268,64 +275,44 @@ def test_a_function_of_python_stays_what_it_is(finetune, file):
     assert load_config(file(dump(nameless))).config.trainer.batch_increase_function == name
 
 
-def test_what_is_no_function(finetune):
-    for value in (3, [grow], {"a": 1}, True, ""):
-        with refused("trainer.batch_increase_function: … expected: module:function such as mymodule:increase, or null"):
-            load_config(finetune(effective_batch_size=8, batch_increase_function=value))
-
-
-def test_the_effective_batch_that_moving_ones_imply(finetune):
+def test_the_effective_batch_that_moving_ones_imply_and_no_number_of_micro_batches(finetune):
     for keys, rows, reason in [
         ({"batch_schedule": "0sp:128 9sp:32"}, 32, "the last size of trainer.batch_schedule"),
         ({"batch_adaptation": ADAPTATION}, 8, "trainer.batch_adaptation.min, with which training begins"),
     ]:
         resolution = resolve(load_config(finetune(**keys)).config, CPU)
         trainer = resolution.config.trainer
-        assert (trainer.effective_batch_size, trainer.batch_size) == (rows, "auto")
-        assert trainer.gradient_accumulation_steps == "auto"
+        assert (trainer.effective_batch_size, trainer.batch_size, trainer.gradient_accumulation_steps) == (
+            rows,
+            AUTO,
+            AUTO,
+        )
         assert f"trainer.effective_batch_size: {rows} ({reason})" in map(str, resolution.choices)
         assert resolve(resolution.config, CPU).choices == ()
-
-
-def test_a_moving_batch_has_no_number_of_micro_batches(finetune):
     keys = {"effective_batch_size": 20, "batch_rampup": "0.1dur", "batch_size": 7}
     trainer = resolve(load_config(finetune(**keys)).config, CPU).config.trainer
-    assert (trainer.batch_size, trainer.gradient_accumulation_steps) == (7, "auto")
+    assert (trainer.batch_size, trainer.gradient_accumulation_steps) == (7, AUTO)
     sizes = BatchSizes(effective_rows=20, micro_batch_rows=7, accumulation_steps=None)
     assert batch_sizes(trainer, num_processes=1) == sizes
     one = load_config(finetune(effective_batch_size=1, batch_rampup={"length": "1ep", "from": 8})).config.trainer
     assert batch_sizes(one, num_processes=1).micro_batch_rows is None
 
 
-def test_whether_gradients_of_a_moving_batch_accumulate(finetune):
-    for keys, several in [
-        ({"effective_batch_size": 1, "batch_rampup": {"length": "1ep", "from": 8}}, True),
-        ({"effective_batch_size": 1, "batch_increase_function": "a:b"}, True),
-        ({"batch_schedule": "0sp:1 9sp:8 10sp:1"}, True),
-        ({"batch_schedule": "0sp:1 9sp:8", "batch_size": 8}, False),
-        ({"batch_adaptation": ADAPTATION, "batch_size": 8}, True),
-    ]:
-        assert accumulates(load_config(finetune(**keys)).config.trainer) is several
-
-
 def test_the_scaling_of_beta2(finetune):
-    sqrt = {"batch_rampup": "1ep", "batch_lr_scaling": "sqrt"}
-    for keys, value, reasons in [
-        (sqrt, True, ["batch_lr_scaling is sqrt, and the batch moves"]),
-        (sqrt | {"optimizer": "sgd"}, False, ["sgd has no second beta as Adam's"]),
-        (sqrt | {"batch_lr_scaling": "linear"}, False, []),
-        ({"batch_rampup": "1ep"}, False, []),
-        ({"batch_lr_scaling": "sqrt"}, False, []),
-        ({"batch_beta2_scaling": True}, True, []),
-        (sqrt | {"batch_beta2_scaling": False}, False, []),
-    ]:
-        resolution = resolve(load_config(finetune(effective_batch_size=8, **keys)).config, CPU)
-        assert resolution.config.trainer.batch_beta2_scaling is value
-        told = [choice.reason for choice in resolution.choices if choice.key == "trainer.batch_beta2_scaling"]
-        assert told == reasons
+    sqrt, key = {"batch_rampup": "1ep", "batch_lr_scaling": "sqrt"}, "trainer.batch_beta2_scaling"
+    for keys, value, reason in [
+        (sqrt, True, "batch_lr_scaling is sqrt, and the batch moves"),
+        (sqrt | {"optimizer": "sgd"}, False, "sgd has no second beta as Adam's"),
+        (sqrt | {"batch_lr_scaling": "linear"}, False, None), ({"batch_rampup": "1ep"}, False, None),
+        ({"batch_lr_scaling": "sqrt"}, False, None), ({"batch_beta2_scaling": True}, True, None),
+        (sqrt | {"batch_beta2_scaling": False}, False, None),
+    ]:  # fmt: skip
+        source = finetune(effective_batch_size=8, **keys)
+        assert resolve(load_config(source).config, CPU).config.trainer.batch_beta2_scaling is value
+        assert choices_of(source).get(key) == (None if reason is None else (value, reason))
 
 
-def test_notes_on_what_has_no_effect(finetune):
+def test_notes_on_what_has_no_effect_and_a_base_model_alone_has_no_batch_to_move(finetune, minimal):
     for keys, words in [
         ({"batch_rampup": {"length": "1ep", "from": 8}}, f"{RAMP}: … no effect, it begins with {EFFECTIVE}"),
         ({"batch_lr_scaling": "sqrt"}, "trainer.batch_lr_scaling: … no effect, the effective batch stays"),
@@ -334,9 +321,6 @@ def test_notes_on_what_has_no_effect(finetune):
     ]:
         (note,) = load_config(finetune(**{"effective_batch_size": 8, "epochs": 4, **keys})).notes
         assert says(note, words), note
-
-
-def test_a_base_model_alone_has_no_batch_to_move(minimal):
     with refused(f"{RAMP}: … no place with trainer.type: none … set trainer.type: finetune"):
         load_config(minimal(trainer={"type": "none", "batch_rampup": "1ep"}))
 
@@ -347,13 +331,10 @@ def test_a_base_model_alone_has_no_batch_to_move(minimal):
 def test_what_tables_of_steps_say():
     for text, steps in [
         ("0sp:1024 250000sp:2048 1e6sp:4096", [("0sp", 1024), ("250000sp", 2048), ("1000000sp", 4096)]),
-        ("0:8 1.5e6tok:16", [("0tok", 8), ("1500000tok", 16)]),
-        ("0ep:8 0.5dur:4", [("0dur", 8), ("0.5dur", 4)]),
-        ("  0sp:8\n 500ba:1\t", [("0ba", 8), ("500ba", 1)]),
+        ("0:8 1.5e6tok:16", [("0tok", 8), ("1500000tok", 16)]), ("0ep:8 0.5dur:4", [("0dur", 8), ("0.5dur", 4)]),
+        ("  0sp:8\n 500ba:1\t", [("0ba", 8), ("500ba", 1)]), ("0:8", [("0sp", 8)]), (f"0:{2**40}", [("0sp", 2**40)]),
         ("0ep:8 0.5ep:9 2ep:9", [("0ep", 8), ("0.5ep", 9), ("2ep", 9)]),
-        ("0:8", [("0sp", 8)]),
-        (f"0:{2**40}", [("0sp", 2**40)]),
-    ]:
+    ]:  # fmt: skip
         assert [(str(start), size) for start, size in parse_batch_steps(text)] == steps
 
 

@@ -7,8 +7,8 @@ import datetime
 import json
 import os
 import shlex
-import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -160,24 +160,19 @@ preprocessing:
 
 SEED = "a whole number of at least 0 and below 4294967296"
 WRONG_VALUES = [  # lines from line 8 on, and the place and the decisive words
-    ("random_seed: -1", f":8: random_seed is -1 … {SEED}"),
-    ("random_seed: true", f":8: random_seed is true … {SEED}"),
-    ("random_seed: 1.0", f":8: random_seed is 1.0 … {SEED}"),
+    ("random_seed: -1", f":8: random_seed is -1 … {SEED}"), ("random_seed: true", f":8: random_seed is true … {SEED}"),
+    ("random_seed: 1.0", f":8: random_seed is 1.0 … {SEED}"), ("dataset: ''", ":8: dataset is empty … text"),
     ("dataset: 3", ":8: dataset is 3 … text, a list of texts, or null … put it in quotes"),
-    ("dataset: ''", ":8: dataset is empty … text"),
     ("dataset: 2001-01-01", ":8: dataset is the date 2001-01-01 … put it in quotes"),
     ("generation: 3", ":8: generation is 3 … a mapping"),
     ("trainer: 3", ":8: trainer is 3 … none, finetune, or a mapping with type"),
     ("trainer: finetuned", ":8: trainer.type is 'finetuned' … none or finetune … did you mean finetune?"),
-    ("adapter: lora2", ":8: adapter.type is 'lora2' … did you mean lora?"),
     ("adapter: {r: 4}", ":8: adapter.type is missing … lora … add it. The kind of adapter."),
     ("adapter:\n  type: lora\n  target_modules: [1]", ":10: adapter.target_modules is [1] … all-linear, or null"),
     ("precision: bf16", ":8: precision is 'bf16' … or fp16-mixed … write precision: bf16-mixed"),
     ("generation:\n  top_p: .nan", ":9: generation.top_p is nan … a number from 0 to 1"),
     ("generation:\n  temperature: '1e-1'", ":9: generation.temperature is '1e-1' … write 0.1"),
-    ("preprocessing:\n  split: {type: hash}", ":9: preprocessing.split.column is missing … The column that is hashed."),
     ("backend: {workers: 2}", ":8: unknown key backend.workers … one of type … remove it"),
-    ("lr: 3", ":8: unknown key lr … the key is trainer.learning_rate: a number from 0 to 1, or auto"),
     ("5: 3", ":8: unknown key 5 … one of model_type, base_model, … trust_remote_code … remove it"),
 ]  # fmt: skip
 WRONG_FEATURES = [
@@ -199,16 +194,14 @@ def test_one_wrong_value_gives_one_message(file):
             load_config(file(text))
 
 
-def test_what_is_missing_is_told_with_its_meaning_and_a_mapping_names_its_keys_as_places(minimal, file):
+def test_what_is_missing_is_told_with_its_meaning_and_a_mapping_names_its_keys_as_places(file):
     missing = (
         "base_model is missing … text … add it. A folder with a transformers causal language model, or its Hub id."
     )
     with refused(f"config.yaml: {missing}"):
         load_config(file("random_seed: 1\n"))
-    source = minimal(trainer={"type": "finetune", "epochs": 0})
-    del source["base_model"]
     with refused(f"base_model: {missing}", "trainer.epochs: trainer.epochs is 0 … at least 1"):
-        load_config(source)
+        load_config({"trainer": {"type": "finetune", "epochs": 0}})
 
 
 def test_keys_without_effect_are_noted(minimal, file):
@@ -245,16 +238,6 @@ def test_a_secret_in_a_wrong_place_is_not_repeated(minimal, problems):
     assert says(told, "override acces=***: unknown key acces")
 
 
-@pytest.mark.process
-def test_loading_imports_nothing_heavy():
-    code = (
-        "import sys; from brim.config import load_config; load_config({'base_model': 'm'})\n"
-        "print(sorted({'torch', 'transformers', 'pandas', 'numpy', 'pyarrow'} & set(sys.modules)))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
-
-
 # Overrides
 
 
@@ -271,11 +254,8 @@ def test_overrides_set_values_and_make_sections(minimal):
     assert (feature.name, feature.type, feature.preprocessing.max_sequence_length) == ("question", "text", 128)
     assert (config.prompt.template, config.dataset) == ("{a}: {b}", "a=b.csv")
     assert source == minimal(adapter="lora")  # the document given is not changed
-    source = minimal(adapter={"type": "lora", "r": 4})
-    load_config(source, ["adapter.r=8", "input_features.0.name=x"])
-    assert source == minimal(adapter={"type": "lora", "r": 4})
+    source.pop("input_features")
     begun = ["input_features.0.name=q", "input_features.0.type=text"]
-    source = {"base_model": "m", "output_features": [{"name": "answer", "type": "text"}]}
     assert load_config(source, begun).config.input_features[0].name == "q"
 
 
@@ -334,15 +314,13 @@ def test_overrides_come_after_the_file_and_what_cannot_be_read_hides_nothing(fil
 
 def test_what_is_no_configuration(file):
     for content, words in [
-        (b"", ": the configuration is empty … give at least base_model and the features"),
-        (b"# nothing\n", ": the configuration is empty"),
-        (b"- a\n", ":1: the configuration is not a mapping … `key: value`"),
-        (b"text", ":1: the configuration is not a mapping"),
+        (b"# nothing\n", ": the configuration is empty … give at least base_model and the features"),
+        (b"text", ":1: the configuration is not a mapping … `key: value`"),
         (b"a: 1\nb: \xff\n", ":2: byte 0xff is not UTF-8 … save the file as UTF-8"),
-        ("base_model: m".encode("utf-16"), ":1: byte 0xff is not UTF-8"),
     ]:
         with refused(f"config.yaml{words}"):
             load_config(file(content))
+    assert load_config(file(b"\xef\xbb\xbf" + MINIMAL.replace("\n", "\r\n").encode())).config.base_model == "model"
 
 
 def test_a_missing_file_a_folder_and_a_name_that_cannot_be(file):
@@ -358,23 +336,20 @@ def test_a_missing_file_a_folder_and_a_name_that_cannot_be(file):
             load_config(source)
 
 
-def test_a_models_folder_is_a_configuration_to_run_it_as_it_is(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    loaded = load_config(tmp_path, ["generation.max_new_tokens=4"])
-    assert (loaded.config.base_model, loaded.config.trainer.type) == (str(tmp_path), "none")
-    assert (loaded.config.adapter, loaded.config.generation.max_new_tokens) == (None, 4)
-
-
-def test_what_a_folder_is_that_holds_no_model(tmp_path):
-    for number, (name, words) in enumerate([
-        ("adapter_config.json", "this folder holds an adapter, not a model"),
-        ("config.yaml", "this is the folder of a run"),
-        ("model.safetensors", "this folder is neither a run nor a model"),
-    ]):  # fmt: skip
-        (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / name).write_text("{}")
+def test_a_models_folder_is_a_configuration_to_run_it_as_it_is_and_others_are_named(tmp_path):
+    for name, words in {
+        "adapter_config.json": "this folder holds an adapter, not a model",
+        "config.yaml": "this is the folder of a run",
+        "model.safetensors": "this folder is neither a run nor a model",
+    }.items():
+        (tmp_path / name).write_text("{}")
         with refused(f"… {words}", by=ConfigError):
-            load_config(tmp_path / str(number))
+            load_config(tmp_path)
+        (tmp_path / name).unlink()
+    (tmp_path / "config.json").write_text("{}")
+    config = load_config(tmp_path, ["generation.max_new_tokens=4"]).config
+    assert (config.base_model, config.trainer.type, config.adapter) == (str(tmp_path), "none", None)
+    assert config.generation.max_new_tokens == 4
 
 
 @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="permissions do not bind this user")
@@ -396,10 +371,6 @@ def test_what_may_never_end_is_not_read(minimal, tmp_path):
     source["trainer"] = source  # a mapping that contains itself
     with refused("trainer.trainer.trainer: too many nested values for a configuration"):
         load_config(source)
-
-
-def test_a_byte_order_mark_is_no_fault(file):
-    assert load_config(file(b"\xef\xbb\xbf" + MINIMAL.replace("\n", "\r\n").encode())).config.base_model == "model"
 
 
 PAIRS = [{"q": "é", "a": "1"}, {"q": "y", "a": "2"}]
@@ -431,29 +402,24 @@ def test_data_given_as_the_configuration_is_told_as_data_with_the_command(proble
 
 
 def test_a_runs_trust_and_function_must_be_said_again_where_it_counts(minimal):
-    where = Path("run/config.yaml")
+    where, key = Path("run/config.yaml"), "trainer.batch_increase_function"
     trainer = {"type": "finetune", "effective_batch_size": 8, "batch_increase_function": "evil:grow"}
-    trust = (
-        "run/config.yaml: trust_remote_code is true … add trust_remote_code=true … otherwise trust_remote_code=false"
+    trust = f"{where}: trust_remote_code is true … add trust_remote_code=true … otherwise trust_remote_code=false"
+    code = f"{where}: {key} names code … add {key}=evil:grow … otherwise {key}=null"
+    remote, function, both = (
+        {"trust_remote_code": True},
+        {"trainer": trainer},
+        {"trust_remote_code": True, "trainer": trainer},
     )
-    key = "trainer.batch_increase_function"
-    code = f"run/config.yaml: {key} names code … add {key}=evil:grow … otherwise {key}=null"
-
-    require_trust_said_again(load_config(minimal()).config, [], where)
-    config = load_config(minimal(trust_remote_code=True)).config
-    with refused(trust):
-        require_trust_said_again(config, ["trainer.type=none"], where)
-    require_trust_said_again(config, ["trust_remote_code=true"], where)
-
-    config = load_config(minimal(trainer=trainer)).config
-    with refused(code):
-        require_trust_said_again(config, [], where, begins=True)
-    require_trust_said_again(config, [f"{key}=evil:grow"], where, begins=True)
-    require_trust_said_again(config, [], where)  # predicting, and going on, call no function
-
-    config = load_config(minimal(trainer=trainer, trust_remote_code=True)).config
-    with refused("… trust_remote_code", "… evil:grow"):
-        require_trust_said_again(config, [], where, begins=True)
+    for keys, overrides, begins, words in [
+        ({}, [], True, []), (remote, ["trainer.type=none"], False, [trust]), (remote, ["trust_remote_code=true"], False, []),
+        (function, [], True, [code]), (function, [f"{key}=evil:grow"], True, []),
+        (function, [], False, []),  # predicting, and going on, call no function
+        (both, [], True, [trust, code]),
+    ]:  # fmt: skip
+        config = load_config(minimal(**keys)).config
+        with refused(*words) if words else nullcontext():
+            require_trust_said_again(config, overrides, where, begins=begins)
 
 
 # Whatever is done to a valid configuration, it loads or is refused with a place

@@ -45,25 +45,21 @@ def test_prompts_that_are_refused(minimal):
             load_config(minimal(input_features=[{"name": "question", "type": "text"}], prompt=prompt))
 
 
-def test_prompts_that_are_accepted(minimal):
-    for prompt in [
-        {"task": "Classify."},
-        {"task": "Classify.", "retrieval": None},
-        {"task": "Classify.", "retrieval": {"type": None, "k": 0, "model_name": None, "index_name": None}},
-        {"task": "Classify.", "retrieval": {"type": "random"}},
-        {"task": "Classify.", "retrieval": SEMANTIC},
-        {"task": "Classify.", "template": "{__task__} {__context__} {__sample__}", "retrieval": SEMANTIC},
-        {"template": "{__context__} {a column}", "retrieval": {"type": "random", "k": 3}},
-    ]:
+def test_prompts_that_are_accepted_and_a_type_without_a_number_asks_for_one_example(minimal):
+    for prompt, num_examples in [
+        ({"task": "Classify."}, 0), ({"task": "Classify.", "retrieval": None}, 0), ({"task": "Classify.", "retrieval": {}}, 0),
+        ({"task": "Classify.", "retrieval": {"type": None, "k": 0, "model_name": None, "index_name": None}}, 0),
+        ({"task": "Classify.", "retrieval": {"type": "random"}}, 1), ({"task": "Classify.", "retrieval": SEMANTIC}, 2),
+        ({"task": "Classify.", "retrieval": {"type": "random", "k": 0}}, 1),
+        ({"task": "Classify.", "template": "{__task__} {__context__} {__sample__}", "retrieval": SEMANTIC}, 2),
+        ({"template": "{__context__} {a column}", "retrieval": {"type": "random", "k": 3}}, 3),
+    ]:  # fmt: skip
         read = load_config(minimal(prompt=prompt)).config.prompt
-        assert (read.task, read.template) == (prompt.get("task"), prompt.get("template"))
-
-
-def test_a_type_without_a_number_asks_for_one_example(minimal):
-    def number(**retrieval):
-        return load_config(minimal(prompt={"task": "Classify.", "retrieval": retrieval})).config.prompt.num_examples
-
-    assert (number(), number(type="random"), number(type="random", k=0), number(type="random", k=4)) == (0, 1, 1, 4)
+        assert (read.task, read.template, read.num_examples) == (
+            prompt.get("task"),
+            prompt.get("template"),
+            num_examples,
+        )
 
 
 # Categories
@@ -197,12 +193,8 @@ def test_labels_that_are_never_found_are_noted(category):
     source = category(preprocessing={"fallback_label": "none", "vocab": [*MATCH, "mixed"]})
     (note,) = load_config(source).notes
     assert says(note, "output_features.0.preprocessing.vocab: the label 'mixed' is never found, since it has no rule")
-    match = {
-        "good": {"type": "contains", "value": "Good"},
-        "very good": {"type": "contains", "value": "very good"},
-        "bad": {"type": "regex", "value": "bad"},
-        "neutral": {"type": "regex", "value": "bad"},
-    }
+    rules = {"good": "contains Good", "very good": "contains very good", "bad": "regex bad", "neutral": "regex bad"}
+    match = {label: dict(zip(("type", "value"), rule.split(" ", 1), strict=True)) for label, rule in rules.items()}
     good, bad = load_config(category(decoder={"match": match})).notes
     assert says(good, f"{MATCHING}.very good: … never found, since the rule of 'good' stands before its own")
     assert says(bad, f"{MATCHING}.neutral: … never found, since the rule of 'bad' stands before its own")
@@ -256,14 +248,11 @@ def reader(match=SPOKEN, fallback="neutral"):
 
 
 def test_the_first_rule_that_fits_decides_and_the_fallback_is_told_from_its_own_rule():
-    for text, label in [
-        ("positive", "positive"),
-        ("It is POSITIVE.", "positive"),
-        ("negative, not positive", "positive"),  # the first rule decides, wherever its value stands
-        (" Neutral!", "neutral"),
-        ("MIX", "mixed"),
-        ("rather negative", "negative"),
-    ]:
+    for text, label in {
+        "positive": "positive", "It is POSITIVE.": "positive", " Neutral!": "neutral", "MIX": "mixed",
+        "negative, not positive": "positive",  # the first rule decides, wherever its value stands
+        "rather negative": "negative",
+    }.items():  # fmt: skip
         assert reader().read(text) == Reading(label=label)
     for text in ["", "neutrality", "mix", "posi tive"]:
         assert reader().read(text) == Reading(label="neutral", is_fallback=True)
@@ -285,10 +274,8 @@ def _as_ludwig_does(text, match, fallback):
     text=st.text(alphabet="aAbB c", max_size=12), values=st.lists(st.text("abc", min_size=1, max_size=3), min_size=1)
 )
 def test_rules_in_lower_case_mean_what_they_mean_to_ludwig(text, values):
-    match = {
-        f"label {number}": {"type": "regex" if number % 2 else "contains", "value": value}
-        for number, value in enumerate(values)
-    }
+    kinds = ("contains", "regex")
+    match = {f"label {number}": {"type": kinds[number % 2], "value": value} for number, value in enumerate(values)}
     assert reader(match, "none").read(text).label == _as_ludwig_does(text, match, "none")
 
 

@@ -3,46 +3,51 @@
 from __future__ import annotations
 
 import pytest
+from tests.config.conftest import CPU, choices_of
 from tests.messages import refused
 
 from brim.config import DeviceFacts, bounded_by_rows, load_config, resolve
 from brim.config.text import dump
 from brim.errors import ConfigError
 
-CPU = DeviceFacts(kind="cpu", bf16=False)
 A100 = DeviceFacts(kind="cuda", bf16=True)
 T4 = DeviceFacts(kind="cuda", bf16=False)
 
 
-def _choices(config, device=CPU):
-    return {choice.key: (choice.value, choice.reason) for choice in resolve(load_config(config).config, device).choices}
+FOUR = DeviceFacts(kind="cuda", bf16=True, num_processes=4)
+WORKSHOP = {"batch_size": 1, "effective_batch_size": 32}
+ONE_ROW = {
+    "batch_size": (1, "an update is of one row"),
+    "gradient_accumulation_steps": (1, "effective batch 1 / batch 1"),
+}
+SIZES = [  # keys of the trainer, the device, and what is chosen of its sizes
+    (WORKSHOP, CPU, {"gradient_accumulation_steps": (32, "effective batch 32 / batch 1")}),
+    (WORKSHOP, FOUR, {"gradient_accumulation_steps": (8, "effective batch 32 / batch 1 / 4 processes")}),
+    ({"batch_size": 1, "gradient_accumulation_steps": 16}, CPU, {"effective_batch_size": (16, "batch 1 × accumulation 16")}),
+    ({"gradient_accumulation_steps": 4, "effective_batch_size": 32}, CPU,
+     {"batch_size": (8, "effective batch 32 / accumulation 4")}),
+    ({"effective_batch_size": 32}, CPU, {}), ({"effective_batch_size": 32}, FOUR, {}),  # by length
+    ({"effective_batch_size": 1}, CPU, ONE_ROW),
+    ({"effective_batch_size": 4}, FOUR, {
+        "batch_size": (1, "an update is of one row a process"),
+        "gradient_accumulation_steps": (1, "effective batch 4 / batch 1 / 4 processes"),
+    }),
+]  # fmt: skip
 
 
-def test_the_workshops_shape(finetune):
-    source = finetune(batch_size=1, effective_batch_size=32, learning_rate=0.0001) | {"adapter": "lora"}
-    assert _choices(source) == {
+def test_the_sizes_of_a_batch(finetune):
+    for keys, device, chosen in SIZES:
+        choices = choices_of(finetune(**keys, learning_rate_scaling="constant"), device)
+        sizes = {key.removeprefix("trainer."): choice for key, choice in choices.items() if key.startswith("trainer.")}
+        assert sizes == chosen, keys
+    source = finetune(**WORKSHOP, learning_rate=0.0001) | {"adapter": "lora"}
+    assert {key: choice for key, choice in choices_of(source).items() if not key.startswith("trainer.")} == {
         "precision": ("fp32", "the device is a CPU"),
         "adapter.alpha": (16, "twice adapter.r"),
-        "trainer.gradient_accumulation_steps": (32, "effective batch 32 / batch 1"),
         "generation.max_new_tokens": (256, "no length is set"),
     }
-
-
-def test_the_third_size_follows_from_the_other_two(finetune):
-    choices = _choices(finetune(batch_size=1, gradient_accumulation_steps=16))
-    assert choices["trainer.effective_batch_size"] == (16, "batch 1 × accumulation 16")
-    assert "trainer.gradient_accumulation_steps" not in choices
-    source = finetune(gradient_accumulation_steps=4, effective_batch_size=32)
-    assert _choices(source)["trainer.batch_size"] == (8, "effective batch 32 / accumulation 4")
-
-
-def test_an_effective_batch_alone_is_cut_by_length(finetune):
-    config = load_config(finetune(effective_batch_size=32)).config
-    resolution = resolve(config, CPU)
-    assert not [choice for choice in resolution.choices if "batch" in choice.key or "accumulation" in choice.key]
-    trainer = resolution.config.trainer
-    assert (trainer.batch_size, trainer.gradient_accumulation_steps) == ("auto", "auto")
-    assert trainer.effective_batch_size == 32
+    with refused("trainer.effective_batch_size: … 30 is not a multiple of 4 processes … 28 or 32"):
+        choices_of(finetune(effective_batch_size=30), FOUR)
 
 
 _BOTH = "the defaults are 3 epochs of 16 rows an update; Ludwig's are 100 and 1"
@@ -97,35 +102,14 @@ def test_a_default_batch_is_of_no_more_rows_than_there_are(finetune):
     assert bounded_by_rows(asked.config, asked.choices, 3) == (asked.config, asked.choices)
 
 
-def test_an_effective_batch_of_one_row_leaves_nothing_to_cut(finetune):
-    choices = _choices(finetune(effective_batch_size=1))
-    assert choices["trainer.batch_size"] == (1, "an update is of one row")
-    assert choices["trainer.gradient_accumulation_steps"] == (1, "effective batch 1 / batch 1")
-    four = DeviceFacts(kind="cuda", bf16=True, num_processes=4)
-    assert _choices(finetune(effective_batch_size=4), four)["trainer.batch_size"] == (
-        1,
-        "an update is of one row a process",
-    )
-
-
-def test_sizes_with_several_processes(finetune):
-    device = DeviceFacts(kind="cuda", bf16=True, num_processes=4)
-    choices = _choices(finetune(effective_batch_size=32, learning_rate_scaling="constant"), device)
-    assert not {"trainer.batch_size", "trainer.gradient_accumulation_steps"} & choices.keys()
-    choices = _choices(finetune(batch_size=1, effective_batch_size=32, learning_rate_scaling="constant"), device)
-    assert choices["trainer.gradient_accumulation_steps"] == (8, "effective batch 32 / batch 1 / 4 processes")
-    with refused("trainer.effective_batch_size: … 30 is not a multiple of 4 processes … 28 or 32"):
-        _choices(finetune(effective_batch_size=30), device)
-
-
 def test_the_learning_rate_is_the_usual_one_and_grows_with_processes_once(finetune):
     for keys, rate, reason in [
         ({"adapter": "lora"}, 1e-4, "usual with LoRA"),
         ({}, 1e-5, "usual when all weights of a pretrained model are trained"),
         ({"initialize": "random"}, 1e-3, "usual from scratch"),
     ]:
-        assert _choices(finetune(learning_rate="auto") | keys)["trainer.learning_rate"] == (rate, reason)
-        assert "trainer.learning_rate" not in _choices(finetune(learning_rate=0.5) | keys)
+        assert choices_of(finetune(learning_rate="auto") | keys)["trainer.learning_rate"] == (rate, reason)
+        assert "trainer.learning_rate" not in choices_of(finetune(learning_rate=0.5) | keys)
     device = DeviceFacts(kind="cpu", bf16=False, num_processes=4)
     for scaling, rate in [("constant", None), ("sqrt", 0.02), ("linear", 0.04)]:
         config = load_config(finetune(learning_rate=0.01, learning_rate_scaling=scaling)).config
@@ -134,7 +118,7 @@ def test_the_learning_rate_is_the_usual_one_and_grows_with_processes_once(finetu
         assert resolution.config.trainer.learning_rate_scaling == "constant"
         assert resolve(resolution.config, device) == type(resolution)(config=resolution.config, choices=())
     with refused("trainer.learning_rate: … 0.5 scaled for 4 processes (linear) is 2 … learning_rate_scaling: constant"):
-        _choices(finetune(learning_rate=0.5), device)
+        choices_of(finetune(learning_rate=0.5), device)
 
 
 PRECISIONS = [  # the device, keys, and the choice with words of its reason
@@ -150,27 +134,23 @@ PRECISIONS = [  # the device, keys, and the choice with words of its reason
 
 def test_the_precision(finetune):
     for device, keys, precision, reason in PRECISIONS:
-        chosen, told = _choices(finetune() | keys, device)["precision"]
+        chosen, told = choices_of(finetune() | keys, device)["precision"]
         assert (chosen, reason in told) == (precision, True), told
-        assert "precision" not in _choices(finetune() | keys | {"precision": "fp32"}, device)
+        assert "precision" not in choices_of(finetune() | keys | {"precision": "fp32"}, device)
 
 
 def test_the_compute_dtype_of_quantised_layers_is_that_of_the_precision(minimal):
-    key = "quantization.bnb_4bit_compute_dtype"
-    for device, precision, dtype, reason in [
-        (CPU, "auto", "float32", "precision is fp32"),
-        (A100, "auto", "bfloat16", "precision is bf16-true"),
-        (T4, "auto", "float16", "precision is fp16-mixed"),
-        (A100, "fp32", "float32", "precision is fp32"),
-        (CPU, "bf16-mixed", "bfloat16", "precision is bf16-mixed"),
-    ]:
-        source = minimal(quantization={"bits": 4}, adapter="lora", precision=precision, trainer={"type": "finetune"})
-        resolution = resolve(load_config(source).config, device)
+    lora, key = {"adapter": "lora", "trainer": {"type": "finetune"}}, "bnb_4bit_compute_dtype"
+    for device, precision, dtype, chosen in [
+        (CPU, "auto", "float32", "fp32"), (A100, "auto", "bfloat16", "bf16-true"), (T4, "auto", "float16", "fp16-mixed"),
+        (A100, "fp32", "float32", "fp32"), (CPU, "bf16-mixed", "bfloat16", "bf16-mixed"),
+    ]:  # fmt: skip
+        resolution = resolve(load_config(minimal(quantization={"bits": 4}, precision=precision, **lora)).config, device)
         assert resolution.config.quantization.bnb_4bit_compute_dtype == dtype
-        assert f"{key}: {dtype} ({reason})" in map(str, resolution.choices)
+        assert f"quantization.{key}: {dtype} (precision is {chosen})" in map(str, resolution.choices)
         assert resolve(resolution.config, device).choices == ()
-    given = minimal(quantization={"bits": 4, "bnb_4bit_compute_dtype": "float16"})
-    assert resolve(load_config(given).config, CPU).config.quantization.bnb_4bit_compute_dtype == "float16"
+    given = resolve(load_config(minimal(quantization={"bits": 4, key: "float16"})).config, CPU)
+    assert given.config.quantization.bnb_4bit_compute_dtype == "float16"
 
 
 def test_biases_that_come_with_trained_weights_need_their_precision(finetune):
@@ -182,17 +162,16 @@ def test_biases_that_come_with_trained_weights_need_their_precision(finetune):
 
 def test_the_length_of_answers(minimal):
     def told(context_length=None, **keys):
-        choices = resolve(load_config(minimal(**keys)).config, CPU, context_length=context_length).choices
-        return [(each.value, each.reason) for each in choices if each.key == "generation.max_new_tokens"]
+        return choices_of(minimal(**keys), context_length=context_length).get("generation.max_new_tokens")
 
     output = [{"name": "answer", "type": "text", "preprocessing": {"max_sequence_length": 64}}]
     limit = {"preprocessing": {"global_max_sequence_length": 600}}
     whole = "preprocessing.global_max_sequence_length"
-    assert told() == [(256, "no length is set")]
-    assert told(**limit) == told(2048, **limit) == [(600, whole)]
-    assert told(**limit, output_features=output) == [(64, "the output feature's max_sequence_length")]
-    assert told(1024, **limit) == [(512, f"half of the model's context; {whole} would leave too little for prompts")]
-    assert told(generation={"max_new_tokens": 32}) == []
+    assert told() == (256, "no length is set")
+    assert told(**limit) == told(2048, **limit) == (600, whole)
+    assert told(**limit, output_features=output) == (64, "the output feature's max_sequence_length")
+    assert told(1024, **limit) == (512, f"half of the model's context; {whole} would leave too little for prompts")
+    assert told(generation={"max_new_tokens": 32}) is None
 
 
 WAITING = {  # for the model, for the plan, for the rows

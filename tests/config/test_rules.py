@@ -5,15 +5,15 @@ from __future__ import annotations
 import datetime
 
 import pytest
+from tests.config.conftest import CPU
 from tests.messages import refused, says
 
 from brim.config import DeviceFacts, load_config, resolve
-from brim.config.schema import ChatConfig, Config
+from brim.config.schema import ChatConfig, Config, QuantizationConfig
 from brim.config.text import dump
 from brim.errors import ConfigError
 
 SCHEDULE = "trainer.learning_rate_scheduler"
-CPU = DeviceFacts(kind="cpu", bf16=False)
 CONTRADICTIONS = [  # keys of the root, and the place and the decisive words
     ({"prompt": {"template": "{question} {answer}"}}, "prompt.template: … names the output column answer … take {answer} out"),
     ({"prompt": {"template": "{x.y}"}}, "prompt.template: prompt.template: {x.y} is not a plain name"),
@@ -115,13 +115,9 @@ def test_what_looks_like_a_contradiction_and_is_none(minimal, finetune):
         assert load_config(config.model_dump(mode="json", exclude={"trainer": {"batch_size"}})).config == config
 
 
-def test_a_cut_by_length_may_be_spelled_out(finetune):
+def test_a_cut_by_length_may_be_spelled_out_and_a_search_without_a_choice_is_told(finetune):
     keys = {"batch_size": "auto", "gradient_accumulation_steps": "auto", "use_maximum_batch_size": True, "epochs": 1}
-    assert load_config(finetune(effective_batch_size=32, **keys)).notes == ()
-    assert load_config(finetune(**keys)).notes == ()
-
-
-def test_a_search_without_a_choice_is_told(finetune):
+    assert load_config(finetune(effective_batch_size=32, **keys)).notes == load_config(finetune(**keys)).notes == ()
     searched = {"batch_search": "halving", "effective_batch_size": 32, "epochs": 1}
     assert load_config(finetune(**searched)).notes == ()
     (note,) = load_config(finetune(**searched, batch_size=4)).notes
@@ -170,43 +166,27 @@ def test_a_budget_and_a_margin_of_memory(minimal, problems):
 # Quantization
 
 
-def test_ludwigs_defaults_but_for_the_compute_dtype(minimal):
+def test_ludwigs_defaults_but_for_the_compute_dtype_and_keys_of_other_bits_are_noted(minimal):
+    def noted(**keys):
+        notes = load_config(minimal(quantization=keys)).notes
+        return [note.split(":")[0].removeprefix("quantization.") for note in notes if "no effect with bits" in note]
+
     assert load_config(minimal()).config.quantization is None
     assert load_config(minimal(quantization={})).config.quantization.model_dump() == {
-        "backend": "bitsandbytes",
-        "bits": 4,
-        "llm_int8_threshold": 6.0,
-        "llm_int8_has_fp16_weight": False,
-        "bnb_4bit_compute_dtype": "auto",
-        "bnb_4bit_use_double_quant": True,
-        "bnb_4bit_quant_type": "nf4",
-    }
-
-
-def test_keys_of_other_bits_are_noted(minimal):
-    def noted(**keys):
-        return [
-            note.split(":")[0]
-            for note in load_config(minimal(quantization=keys)).notes
-            if "no effect with bits" in note
-        ]
-
-    assert noted(bits=4, llm_int8_threshold=5.0) == ["quantization.llm_int8_threshold"]
-    assert noted(bits=8, bnb_4bit_quant_type="fp4", bnb_4bit_compute_dtype="float16") == [
-        "quantization.bnb_4bit_compute_dtype",
-        "quantization.bnb_4bit_quant_type",
-    ]
-    spelled_out = {"bits": 8, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
-    assert load_config(minimal(quantization=spelled_out)).notes == ()
+        "backend": "bitsandbytes", "bits": 4, "llm_int8_threshold": 6.0, "llm_int8_has_fp16_weight": False,
+        "bnb_4bit_compute_dtype": "auto", "bnb_4bit_use_double_quant": True, "bnb_4bit_quant_type": "nf4",
+    }  # fmt: skip
+    assert noted(bits=4, llm_int8_threshold=5.0) == ["llm_int8_threshold"]
+    others = noted(bits=8, bnb_4bit_quant_type="fp4", bnb_4bit_compute_dtype="float16")
+    assert others == ["bnb_4bit_compute_dtype", "bnb_4bit_quant_type"]
+    assert noted(bits=8, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True) == []  # spelled out
 
 
 def test_what_comes_quantised_is_held_to_the_same_rules(minimal):
     """The base model's folder can bring quantization that the configuration does not name."""
-    from brim.config.schema import QuantizationConfig
-
     config = load_config(minimal(adapter={"type": "lora", "bias_type": "all"})).config
     quantised = config.model_copy(update={"quantization": QuantizationConfig(bits=8)})
-    with pytest.raises(ConfigError, match="trains biases, which bitsandbytes' layers cannot do"):
+    with refused("adapter.bias_type: … trains biases, which bitsandbytes' layers cannot do", by=ConfigError):
         resolve(quantised, CPU)
 
 

@@ -20,20 +20,12 @@ RANDOM = {"type": "random"}
 
 def test_literals_placeholders_formats_and_escapes():
     template = Template.parse('Say "{a b}" for {price:.2f} EUR, as {{json}}: {__sample__}')
-    assert template.parts == (
-        'Say "',
-        Placeholder(name="a b"),
-        '" for ',
-        Placeholder(name="price", format_spec=".2f"),
-        " EUR, as {json}: ",
-        Placeholder(name="__sample__"),
-    )
-    assert template.names == ("a b", "price", "__sample__")
-    values = {"a b": "x", "price": 3, "__sample__": "{y}"}
-    assert template.render(values) == 'Say "x" for 3.00 EUR, as {json}: {y}'
-
-
-def test_columns_may_be_called_what_they_like_and_text_stands_alone():
+    names, price = template.names, Placeholder(name="price", format_spec=".2f")
+    assert template.parts[:4] == ('Say "', Placeholder(name="a b"), '" for ', price)
+    assert template.parts[4:] == (" EUR, as {json}: ", Placeholder(name="__sample__"))
+    assert names == ("a b", "price", "__sample__")
+    rendered = template.render({"a b": "x", "price": 3, "__sample__": "{y}"})
+    assert rendered == 'Say "x" for 3.00 EUR, as {json}: {y}'
     for name in ["a", "Review Text", "größe", "x-1", "total (EUR)", "a/b", "0", "a_b", "_"]:
         assert Template.parse("{" + name + "}").parts == (Placeholder(name=name),)
     assert Template.parse("").parts == ()
@@ -54,15 +46,12 @@ NO_TEMPLATES = [
 ]  # fmt: skip
 
 
-def test_what_is_no_template():
+def test_what_is_no_template_and_a_value_that_does_not_fit_its_format():
     for template, words in NO_TEMPLATES:
         with refused(f"prompt.template: {words}", by=ConfigError):
             Template.parse(template)
     with refused("prompt.template: {x:{y} is not a plain name", "prompt.template: a } closes nothing", by=ConfigError):
         Template.parse("{x:{y}}")
-
-
-def test_a_value_that_does_not_fit_its_format():
     with refused("column x holds 'many', which the format {x:.2f} … a number", by=DataError):
         Template.parse("{x:.2f}").render({"x": "many"})
 
@@ -178,25 +167,16 @@ def test_several_inputs_with_a_task_other_columns_and_braces_in_their_names():
 
 
 def test_several_inputs_that_cannot_be_put_together():
-    a, cut = {"name": "a", "type": "text"}, {"max_sequence_length": 9}
+    a, b, cut = {"name": "a", "type": "text"}, {"name": "b", "type": "text"}, {"max_sequence_length": 9}
     for keys, words in [
-        (
-            {"prompt": {"template": "{__sample__}{Betreff}"}},
-            "prompt.template: … has {__sample__}, and … write {Ticket-Nr.} {Betreff} {Beschreibung}",
-        ),
-        (
-            {"input_features": [a, {"name": "b", "type": "text", "column": "b[0]"}]},
-            "input_features.1.column: the column 'b[0]' cannot stand in a template … rename the column",
-        ),
-        (
-            {"input_features": [a, {"name": "a", "type": "text", "column": "b"}]},
-            "input_features.1.name: two input features are called a",
-        ),
-        (
-            {"input_features": [a, {"name": "b", "type": "text", "preprocessing": cut}]},
-            "input_features.1.preprocessing.max_sequence_length: … set preprocessing.global_max_sequence_length",
-        ),
-    ]:
+        ({"prompt": {"template": "{__sample__}{Betreff}"}},
+         "prompt.template: … has {__sample__}, and … write {Ticket-Nr.} {Betreff} {Beschreibung}"),
+        ({"input_features": [a, {**b, "column": "b[0]"}]},
+         "input_features.1.column: the column 'b[0]' cannot stand in a template … rename the column"),
+        ({"input_features": [a, {**a, "column": "b"}]}, "input_features.1.name: two input features are called a"),
+        ({"input_features": [a, {**b, "preprocessing": cut}]},
+         "input_features.1.preprocessing.max_sequence_length: … set preprocessing.global_max_sequence_length"),
+    ]:  # fmt: skip
         with refused(words):
             load_config(tickets(**keys))
 

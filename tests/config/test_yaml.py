@@ -4,46 +4,30 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, strategies as st
+from tests.config.conftest import CPU
 from tests.messages import refused
 from tests.properties import examples
 
-from brim.config import DeviceFacts, load_config, resolve
+from brim.config import load_config, resolve
 from brim.config.schema import Config
 from brim.config.text import dump, mask_secrets, mask_text, read_yaml
 from brim.errors import ConfigError
 
-CPU = DeviceFacts(kind="cpu", bf16=False)
-SOURCE = {
-    "base_model": "model",
-    "input_features": [{"name": "question", "type": "text"}],
-    "output_features": [{"name": "answer", "type": "text"}],
-}
 ALPHANUMERIC = "0a1B2c3D" * 12
 HF = "hf_" + ALPHANUMERIC[:34]
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w"
 
 
-def test_values_are_yaml_1_2_and_places_are_lines():
-    text = "a: 1e-4\nb:\n  - yes\n  - {c: ~}\nd: |\n  x\n  y\n"
-    value, places = read_yaml(text, "f")
+def test_values_are_yaml_1_2_and_places_are_lines_also_of_anchors_and_merges():
+    value, places = read_yaml("a: 1e-4\nb:\n  - yes\n  - {c: ~}\nd: |\n  x\n  y\n", "f")
     assert value == {"a": 0.0001, "b": ["yes", {"c": None}], "d": "x\ny\n"}
     assert {path: place.where for path, place in places.items()} == {
-        ("a",): "f:1",
-        ("b",): "f:2",
-        ("b", 0): "f:3",
-        ("b", 1): "f:4",
-        ("b", 1, "c"): "f:4",
-        ("d",): "f:5",
-    }
-
-
-def test_anchors_and_merges_are_followed():
-    text = "a: &x {p: 1, q: 2}\nb: {<<: *x, q: 3}\nc: {<<: [*x, {r: 4, p: 5}]}\nd: *x\n"
-    value, places = read_yaml(text, "f")
-    assert value["b"] == {"q": 3, "p": 1}
-    assert value["c"] == {"p": 1, "q": 2, "r": 4}
-    assert value["d"] == {"p": 1, "q": 2}
+        ("a",): "f:1", ("b",): "f:2", ("b", 0): "f:3", ("b", 1): "f:4", ("b", 1, "c"): "f:4", ("d",): "f:5"
+    }  # fmt: skip
+    value, places = read_yaml("a: &x {p: 1, q: 2}\nb: {<<: *x, q: 3}\nc: {<<: [*x, {r: 4, p: 5}]}\nd: *x\n", "f")
+    assert (value["b"], value["c"], value["d"]) == ({"q": 3, "p": 1}, {"p": 1, "q": 2, "r": 4}, {"p": 1, "q": 2})
     assert places[("b", "p")].where == "f:1"
+    assert read_yaml(r'{"a": "\ud83d\ude00", "\ud83d\ude00": 1}', "f")[0] == {"a": "😀", "😀": 1}  # in two halves
 
 
 NESTED = "f:1: too many nested values for a configuration … at most 20,000 values, nested at most 50 deep"
@@ -74,10 +58,6 @@ def test_what_is_not_read():
             read_yaml(text, "f")
     with refused("f:1: b.c is given twice", "f:2: b is given twice"):
         read_yaml("b: {c: 1, c: 2}\nb: 3", "f")
-
-
-def test_json_writes_an_emoji_in_two_halves():
-    assert read_yaml(r'{"a": "\ud83d\ude00", "\ud83d\ude00": 1}', "f")[0] == {"a": "😀", "😀": 1}
 
 
 def test_aliases_of_aliases_do_not_explode():
@@ -119,11 +99,13 @@ def test_a_resolved_configuration_comes_back_from_its_file(tmp_path):
     assert "  gradient_clipping: null\n" in text
 
 
-def test_a_cut_by_length_stays_one():
+def test_a_cut_by_length_stays_one_and_small_numbers_are_numbers_to_readers_of_yaml_1_1_too():
     config = resolve(load_config(_source(trainer={"type": "finetune", "effective_batch_size": 8})).config, CPU).config
     assert "  batch_size: auto\n" in dump(config)
-    untouched = load_config(_source(trainer={"type": "finetune"})).config
-    assert "  batch_size: auto\n" not in dump(untouched)  # written without a batch, it is refused
+    text = dump(load_config(_source(trainer={"type": "finetune", "learning_rate": 1e-05})).config)
+    assert "  batch_size: auto\n" not in text  # written without a batch, it is refused
+    assert "learning_rate: 1.0e-05\n" in text
+    assert "eps: 1.0e-08\n" in text
 
 
 def test_secrets_are_left_out_of_what_is_written_and_nothing_else_is():
@@ -165,12 +147,6 @@ def test_any_text_and_number_comes_back(tmp_path_factory, name, template, fill, 
         assert load_config(path).config == config
 
 
-def test_small_numbers_are_numbers_to_readers_of_yaml_1_1_too():
-    text = dump(load_config(_source(trainer={"type": "finetune", "learning_rate": 1e-05})).config)
-    assert "learning_rate: 1.0e-05\n" in text
-    assert "eps: 1.0e-08\n" in text
-
-
 # Secrets
 
 
@@ -205,7 +181,7 @@ def test_the_environments_secrets_are_masked_whatever_they_look_like(monkeypatch
     assert mask_text("?key=a%2Fb%2Bc" + "a%2Fb%2Bc" * 3) == "?key=***"
     assert mask_secrets({"dataset": "/d/quite ordinary words/x"}) == {"dataset": "/d/***/x"}
     with pytest.raises(ConfigError, match="a secret stands in the configuration, in base_model") as caught:
-        load_config({**SOURCE, "base_model": "/models/quite ordinary words"})
+        load_config(_source(base_model="/models/quite ordinary words"))
     assert "ordinary" not in str(caught.value)
 
 
@@ -217,11 +193,11 @@ def test_a_secret_in_the_configuration_is_refused_and_no_message_repeats_it():
         ({"output_features": [{"name": HF, "type": "text"}]}, "output_features.0.name"),
     ]:
         with refused(f"{where}: a secret stands in the configuration, in {where} … environment") as caught:
-            load_config({**SOURCE, **keys})
+            load_config(_source(**keys))
         assert HF not in str(caught.value)
     overrides = [f"prompt.template={HF}", f"trainer.epochs={HF}", f"trainer.type={HF}", f"x={HF}", HF]
     values = [{"precision": HF}, {"adapter": HF}, {"api_key": HF}, {"trainer": {"type": "finetune", "epochs": HF}}]
     for keys, written in [*(({}, [override]) for override in overrides), *((keys, []) for keys in values)]:
         with pytest.raises(ConfigError) as caught:
-            load_config({**SOURCE, **keys}, written)
+            load_config(_source(**keys), written)
         assert HF not in str(caught.value)
