@@ -103,12 +103,11 @@ def open_config(
     with_answers: whether the verb reads the data's answers, too.
     Raises ConfigError; or InputError if something is wrong with the data as well, as far as that can be known.
     """
-    from brim.config import LoadedConfig, examine_config
+    from brim.config import examine_config
 
     examined = examine_config(config_file(config_or_run), overrides)
     if not examined.problems:
-        assert examined.config is not None, "without problems there is a configuration"
-        return LoadedConfig(config=examined.config, notes=examined.notes, name=examined.name)
+        return examined.loaded()
     others = []
     if examined.config is not None:
         own = None if ("dataset",) in examined.faulty else examined.config.dataset

@@ -42,9 +42,6 @@ INITIAL: KeyPath = ("trainer", "initial_effective_batch_size")
 TRAIN_STEPS: KeyPath = ("trainer", "train_steps")
 
 
-TRAIN_SAMPLES: KeyPath = ("trainer", "train_samples")
-
-
 MOST_STAGES = 10_000  # each is a phase, which every checkpoint holds
 
 
@@ -223,11 +220,7 @@ def _sizes_are_allowed(trainer: FinetuneTrainer) -> Iterator[Finding]:
 
 def _one_length(trainer: FinetuneTrainer) -> Iterator[Finding]:
     if trainer.train_samples is not None and trainer.train_steps is not None:
-        yield Finding(
-            paths=(TRAIN_SAMPLES, TRAIN_STEPS),
-            what="trainer.train_samples and train_steps are both given",
-            fix="keep one of them",
-        )
+        yield Finding.of_both(("trainer", "train_samples"), TRAIN_STEPS)
 
 
 def _beta2_is_there(trainer: FinetuneTrainer) -> Iterator[Finding]:

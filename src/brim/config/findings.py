@@ -210,6 +210,12 @@ class Finding:
     def path(self) -> KeyPath:
         return self.paths[0]
 
+    @classmethod
+    def of_both(cls, first: KeyPath, second: KeyPath) -> Finding:
+        """Describe two keys of a section of which only one may be given."""
+        what = f"{dotted(first)} and {second[-1]} are both given"
+        return cls(paths=(first, second), what=what, fix="keep one of them")
+
 
 def to_problems(findings: Iterable[Finding], document: Document) -> list[Problem]:
     """Return the findings with their places, in the order of the file; overrides come last."""

@@ -28,13 +28,13 @@ from brim.config.text import (
     Document,
     KeyPath,
     Place,
-    contains,
     dotted,
     line,
     mask_text,
     read_source,
     read_yaml,
     value_at,
+    with_value,
 )
 from brim.config.validate import validate
 from brim.errors import ConfigError, Problem
@@ -60,6 +60,11 @@ class ExaminedConfig:
     notes: tuple[str, ...]
     name: str
 
+    def loaded(self) -> LoadedConfig:
+        """Return the configuration, of one without problems."""
+        assert self.config is not None, "without problems there is a configuration"
+        return LoadedConfig(config=self.config, notes=self.notes, name=self.name)
+
 
 def load_config(source: str | FilePath | Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read a YAML file or a mapping, set the overrides (`trainer.epochs=1`), check everything.
@@ -69,8 +74,7 @@ def load_config(source: str | FilePath | Mapping[str, Any], overrides: Sequence[
     examined = examine_config(source, overrides)
     if examined.problems:
         raise ConfigError(*examined.problems)
-    assert examined.config is not None, "without problems there is a configuration"
-    return LoadedConfig(config=examined.config, notes=examined.notes, name=examined.name)
+    return examined.loaded()
 
 
 def examine_config(source: str | FilePath | Mapping[str, Any], overrides: Sequence[str] = ()) -> ExaminedConfig:
@@ -278,32 +282,25 @@ def _as_mapping(data: Any, done: KeyPath, place: Place) -> dict[str, Any]:
     )
 
 
-_RENAMED: tuple[tuple[KeyPath, str], ...] = (
-    (("trainer", "learning_rate_scheduler", "wsd_decay_fraction"), "decay_fraction"),
-)
+_SCHEDULER = ("trainer", "learning_rate_scheduler")
+_OLD, _NEW = "wsd_decay_fraction", "decay_fraction"
 
 
 def modernise(document: Document) -> tuple[Document, tuple[str, ...]]:
     """Return the document in brim's spelling, bare texts written out (`{type: lora}`), and a note for each change."""
     notes = []
-    document = replace(document, data=_expanded(document.data, ()))
-    for old, name in _RENAMED:
-        new = (*old[:-1], name)
-        if contains(document.data, old) and not contains(document.data, new):
-            document = _renamed(document, old, new)
-            notes.append(f"{document.place(old).where}: {dotted(old)} is read as {dotted(new)}")
-    if "ludwig_version" in document.data:
+    data, places = _expanded(document.data, ()), dict(document.places)
+    section, old, new = value_at(data, _SCHEDULER), (*_SCHEDULER, _OLD), (*_SCHEDULER, _NEW)
+    if isinstance(section, dict) and _OLD in section and _NEW not in section:
+        renamed = {_NEW if key == _OLD else key: value for key, value in section.items()}
+        data = with_value(data, _SCHEDULER, renamed)
+        if old in places:
+            places[new] = places[old]
+        notes.append(f"{document.place(old).where}: {dotted(old)} is read as {dotted(new)}")
+    if "ludwig_version" in data:
         notes.append(f"{document.place(('ludwig_version',)).where}: ludwig_version has no effect")
-        document = replace(document, data={k: v for k, v in document.data.items() if k != "ludwig_version"})
-    return document, tuple(notes)
-
-
-def _renamed(document: Document, old: KeyPath, new: KeyPath) -> Document:
-    data = _rename(document.data, old, str(new[-1]))
-    places = dict(document.places)
-    if old in places:
-        places[new] = places[old]
-    return replace(document, data=data, places=places)
+        del data["ludwig_version"]
+    return replace(document, data=data, places=places), tuple(notes)
 
 
 def _expanded(value: Any, pattern: tuple[str, ...]) -> Any:
@@ -313,12 +310,6 @@ def _expanded(value: Any, pattern: tuple[str, ...]) -> Any:
         return [_expanded(item, (*pattern, "*")) for item in value]
     name = short_forms().get(pattern) if isinstance(value, str) else None
     return value if name is None else {name: value}
-
-
-def _rename(data: Any, path: KeyPath, name: str) -> Any:
-    if len(path) == 1:
-        return {name if key == path[0] else key: value for key, value in data.items()}
-    return {**data, str(path[0]): _rename(value_at(data, path[:1]), path[1:], name)}
 
 
 _REMOTE_CODE = "trust_remote_code"

@@ -85,8 +85,9 @@ class UnsupportedValue:
     key: str
     values: tuple[Any, ...]
     expected: str
-    instead: str
-    is_type: bool  # the value may also stand as `type` of a section
+    instead: str = ""
+    is_type: bool = False  # the value may also stand as `type` of a section
+    why: str = ""  # for who reads the table
 
 
 @cache
@@ -108,16 +109,7 @@ def unsupported_keys() -> tuple[UnsupportedKey, ...]:
 @cache
 def unsupported_values() -> tuple[UnsupportedValue, ...]:
     """Return the values that are named, in the order of the table."""
-    return tuple(
-        UnsupportedValue(
-            key=row["key"],
-            values=tuple(row["values"]),
-            expected=row["expected"],
-            instead=row.get("instead", ""),
-            is_type=row.get("is_type", False),
-        )
-        for row in _table()["values"]
-    )
+    return tuple(UnsupportedValue(**{**row, "values": tuple(row["values"])}) for row in _table()["values"])
 
 
 @cache

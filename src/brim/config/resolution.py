@@ -156,26 +156,26 @@ def _sizes(trainer: FinetuneTrainer, num_processes: int) -> Iterator[tuple[KeyPa
     if isinstance(sizes, Finding):
         raise ConfigError(what=sizes.what, where=dotted(sizes.path), expected=sizes.expected, fix=sizes.fix)
     if sizes.accumulation_steps is not None:
-        yield from _fixed_cut(trainer, sizes, num_processes)
+        yield from _fixed_sizes(trainer, sizes, num_processes)
     if trainer.effective_batch_size == "auto" and sizes.effective_rows is not None:
         yield EFFECTIVE, sizes.effective_rows, _why_effective(trainer, sizes, num_processes)
 
 
-def _fixed_cut(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) -> Iterator[tuple[KeyPath, Any, str]]:
-    if trainer.batch_size == "auto":
-        yield BATCH, sizes.micro_batch_rows, _why_batch(trainer, sizes, num_processes)
-    if trainer.gradient_accumulation_steps == "auto":
-        yield ACCUMULATION, sizes.accumulation_steps, _why_accumulation(trainer, sizes, num_processes)
-
-
-def _why_batch(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) -> str:
+def _fixed_sizes(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) -> Iterator[tuple[KeyPath, Any, str]]:
+    batch, accumulation = trainer.batch_size == "auto", trainer.gradient_accumulation_steps == "auto"
+    processes = f" / {num_processes} processes" if num_processes > 1 else ""
+    of_effective = f"effective batch {sizes.effective_rows} / "
     if trainer.effective_batch_size == "auto":
-        return "no effective batch is set"
-    if trainer.gradient_accumulation_steps == "auto":
-        return "an update is of one row" + (" a process" if num_processes > 1 else "")
-    return (
-        f"effective batch {sizes.effective_rows} / accumulation {sizes.accumulation_steps}{_processes(num_processes)}"
-    )
+        why_batch = why_accumulation = "no effective batch is set"
+    else:
+        why_batch = f"{of_effective}accumulation {sizes.accumulation_steps}{processes}"
+        why_accumulation = f"{of_effective}batch {sizes.micro_batch_rows}{processes}"
+        if accumulation:
+            why_batch = "an update is of one row" + (" a process" if processes else "")
+    if batch:
+        yield BATCH, sizes.micro_batch_rows, why_batch
+    if accumulation:
+        yield ACCUMULATION, sizes.accumulation_steps, why_accumulation
 
 
 def _why_effective(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) -> str:
@@ -194,16 +194,6 @@ def _defaults(trainer: FinetuneTrainer) -> str:
     if takes_default_epochs(trainer):
         return f"the defaults are {trainer.epochs} epochs of {DEFAULT_ROWS} rows an update; Ludwig's are 100 and 1"
     return f"the default is {DEFAULT_ROWS} rows an update; Ludwig's is 1"
-
-
-def _why_accumulation(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) -> str:
-    if trainer.effective_batch_size == "auto":
-        return "no effective batch is set"
-    return f"effective batch {sizes.effective_rows} / batch {sizes.micro_batch_rows}{_processes(num_processes)}"
-
-
-def _processes(num_processes: int) -> str:
-    return f" / {num_processes} processes" if num_processes > 1 else ""
 
 
 def _learning_rate(config: Config, trainer: FinetuneTrainer, num_processes: int) -> Iterator[tuple[KeyPath, Any, str]]:

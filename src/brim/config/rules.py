@@ -52,10 +52,10 @@ def notes_on(config: Config, document: Document) -> tuple[str, ...]:
     notes += _epoch_notes(config.trainer, document)
     if isinstance(config.trainer, FinetuneTrainer):
         notes += _batch_that_stays(config.trainer, document)
-    if isinstance(config.trainer, FinetuneTrainer) and config.trainer.batch_search != "predict":
         fixed = fixes_the_cut(config.trainer)
-        where = document.place(("trainer", "batch_search")).where
-        notes += [] if fixed is None else [f"{where}: trainer.batch_search has no effect, {dotted(fixed)} decides"]
+        if config.trainer.batch_search != "predict" and fixed is not None:
+            where = document.place(("trainer", "batch_search")).where
+            notes.append(f"{where}: trainer.batch_search has no effect, {dotted(fixed)} decides")
     notes += _labels_never_found(config, document)
     if config.quantization is not None:
         notes += _keys_of_other_bits(config.quantization, document)
@@ -239,11 +239,7 @@ def _target_modules_can_be_matched(config: Config) -> Iterator[Finding]:
 
 def _one_way_to_sample(config: Config) -> Iterator[Finding]:
     if config.preprocessing.sample_size is not None and config.preprocessing.sample_ratio < 1:
-        yield Finding(
-            paths=(("preprocessing", "sample_size"), ("preprocessing", "sample_ratio")),
-            what="preprocessing.sample_size and sample_ratio are both given",
-            fix="keep one of them",
-        )
+        yield Finding.of_both(("preprocessing", "sample_size"), ("preprocessing", "sample_ratio"))
 
 
 def _shares_sum_to_one(config: Config) -> Iterator[Finding]:
@@ -306,11 +302,7 @@ def _maximum_needs_a_choice(config: Config) -> Iterator[Finding]:
 
 def _one_way_to_checkpoint(config: Config) -> Iterator[Finding]:
     if config.trainer.steps_per_checkpoint and config.trainer.checkpoints_per_epoch:
-        yield Finding(
-            paths=(("trainer", "steps_per_checkpoint"), ("trainer", "checkpoints_per_epoch")),
-            what="trainer.steps_per_checkpoint and checkpoints_per_epoch are both given",
-            fix="keep one of them",
-        )
+        yield Finding.of_both(("trainer", "steps_per_checkpoint"), ("trainer", "checkpoints_per_epoch"))
 
 
 def _patience_is_not_zero(config: Config) -> Iterator[Finding]:

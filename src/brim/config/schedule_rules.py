@@ -45,11 +45,7 @@ def _lengths(schedule: LearningRateScheduler) -> Iterator[Finding]:
             continue
         yield from unreadable_duration((*SCHEDULE, length), given)
         if getattr(schedule, share) != getattr(_UNTOUCHED, share):
-            yield Finding(
-                paths=((*SCHEDULE, length), (*SCHEDULE, share)),
-                what=f"learning_rate_scheduler.{length} and {share} are both given",
-                fix="keep one of them",
-            )
+            yield Finding.of_both((*SCHEDULE, length), (*SCHEDULE, share))
     if schedule.decay_length is not None and schedule.decay != "wsd":
         yield Finding(
             paths=((*SCHEDULE, "decay_length"), (*SCHEDULE, "decay")),

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from brim.config.findings import Finding, foreign_value, unknown_key
 from brim.config.introspect import expected, is_list, is_mapping, join, options, sections_of, type_name, typed_marker
 from brim.config.schema import Config, Section
-from brim.config.text import KeyPath, contains, dotted, is_within, misspelt, show, value_at
+from brim.config.text import KeyPath, contains, dotted, is_within, misspelt, show, value_at, with_value
 
 _MAX_REPAIRS = 5
 
@@ -186,11 +186,11 @@ def _repaired(data: Any, finding: Finding) -> Any:
     """Return a copy in which the fault is replaced by the key's default or, without one, by a stand-in."""
     path = finding.path
     if finding.kind == "missing":
-        return _with(data, path, _stand_in(path))
+        return with_value(data, path, _stand_in(path))
     if finding.meant and not contains(data, (*path[:-1], finding.meant)):
-        data = _with(data, (*path[:-1], finding.meant), value_at(data, path))
+        data = with_value(data, (*path[:-1], finding.meant), value_at(data, path))
     if finding.kind == "type" and path == ("trainer", "type"):
-        return _with(data, path, "finetune")  # so that its other keys are checked, too
+        return with_value(data, path, "finetune")  # so that its other keys are checked, too
     if finding.kind == "type" and path[-1] == "type":
         path = path[:-1]
     return _without(data, path)
@@ -205,16 +205,6 @@ def _stand_in(path: KeyPath) -> Any:
     if name == "type":
         return "text" if path[0] in ("input_features", "output_features") else "lora"
     return f"({dotted(path)})"
-
-
-def _with(data: Any, path: KeyPath, value: Any) -> Any:
-    if not path:
-        return value
-    head, *rest = path
-    if isinstance(data, list) and isinstance(head, int):
-        return [_with(item, tuple(rest), value) if index == head else item for index, item in enumerate(data)]
-    inner = data if isinstance(data, dict) else {}
-    return {**inner, str(head): _with(inner.get(str(head)), tuple(rest), value)}
 
 
 def _without(data: Any, path: KeyPath) -> Any:

@@ -73,11 +73,10 @@ def _help(given: Mapping[str, Any]) -> Help:
     return Help(**{**given, "lines": tuple((key, value) for key, value in given.get("lines", ()))})
 
 
-def switch(*lines: tuple[str, Any], words: str = "", off: str = "brim does nothing of the kind unasked") -> Convert:
-    """Return a conversion of a switch: on, the lines to write; off, it asks for nothing."""
-    return lambda value: (
-        Help(words=f"remove it: {off}", is_idle=True) if is_off(value) else Help(lines=lines, words=words)
-    )
+def switch(line: tuple[str, Any], *, words: str) -> Convert:
+    """Return a conversion of a switch: on, the line to write; off, it asks for nothing."""
+    off = Help(words="remove it: brim does nothing of the kind unasked", is_idle=True)
+    return lambda value: off if is_off(value) else Help(lines=(line,), words=words)
 
 
 def bfloat16(value: Any) -> Any:

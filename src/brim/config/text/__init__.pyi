@@ -9,6 +9,7 @@ from .reading import (
     read_source as read_source,
     read_yaml as read_yaml,
     value_at as value_at,
+    with_value as with_value,
     yaml_files as yaml_files,
 )
 from .wording import (

@@ -414,6 +414,17 @@ def value_at(data: Any, path: KeyPath) -> Any:
     return data
 
 
+def with_value(data: Any, path: KeyPath, value: Any) -> Any:
+    """Return a copy with the value at a path, in new sections if need be."""
+    if not path:
+        return value
+    head, *rest = path
+    if isinstance(data, list) and isinstance(head, int):
+        return [with_value(item, tuple(rest), value) if index == head else item for index, item in enumerate(data)]
+    inner = data if isinstance(data, dict) else {}
+    return {**inner, str(head): with_value(inner.get(str(head)), tuple(rest), value)}
+
+
 def contains(data: Any, path: KeyPath) -> bool:
     """Return whether the path is given, even as null."""
     return bool(path) and _holds(value_at(data, path[:-1]), path[-1])
