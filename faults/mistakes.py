@@ -435,7 +435,7 @@ def _in_the_models() -> Iterator[BadInput]:
     )
     theirs = (Edit(path="theirs", how="folder"),)
     yield _mistake("chat theirs", "brim: theirs: this folder is neither a run nor a model", edits=theirs)
-    yield _mistake("export config.yaml --output new", "there is nothing trained to hand on")
+    yield _mistake("export config.yaml --output new", "there is no trained model to export")
     yield _mistake("verify-resume config.yaml", "brim: config.yaml: this is not the folder of a run")
     yield _mistake("verify-resume run --from-step 2", "brim: --from-step: no step is left after step 2: the run has 2")
     yield _mistake("export . --output new", "brim: .: this folder is not a run")
@@ -464,7 +464,7 @@ def _in_the_output() -> Iterator[BadInput]:
     yield _mistake(
         f"{train}run --resume trainer.learning_rate=0.02",
         "run/config.yaml: trainer.learning_rate is 0.02, but this run was started with 0.01",
-        "set it back, or train anew into another folder",
+        "set it back, or train into another folder",
     )
     yield _mistake(f"{PREDICT} new.xlsx", f"brim: new.xlsx: the output's ending '.xlsx' is not known {_ENDINGS}")
     yield _mistake(f"{PREDICT} new", f"brim: new: the output has no ending {_ENDINGS}")
@@ -472,7 +472,7 @@ def _in_the_output() -> Iterator[BadInput]:
     yield _mistake(
         f"{PREDICT} rows.jsonl/new.csv",
         "the output cannot be written: its path leads through a file",
-        "name a file in a folder that may be written to and has room",
+        "name a file in a folder that can be written to, on a disk with free space",
     )
     yield _mistake(f"{EVALUATE} --rows rows.jsonl", f"brim: rows.jsonl: {_TAKEN}")
     taken = _file("new.csv.ledger.parquet", "mine")
@@ -498,7 +498,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "--on-error ignore": ("--on-error: 'ignore' is not known expected: stop, skip",),
         "--on-overlong drop": ("--on-overlong: 'drop' is not known expected: error, truncate_left, skip",),
-        "--key id": ("rows.jsonl: there is no column `id` to know rows by",),
+        "--key id": ("rows.jsonl: there is no column `id` to identify rows by",),
         "--key split": ("a value in `split` that an earlier row has, too: '0' stands in rows.jsonl:1 first",),
         "--split dev": ("there is no split 'dev'",),
         "--device t4": ("--device and --memory are for --plan",),
@@ -520,8 +520,8 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--merge --dtype int4": ("there is no dtype 'int4' expected: bf16, fp16, fp32",),
         "--merge --max-divergence -1": ("--max-divergence is -1",),
         "--merge --max-divergence nan": ("--max-divergence is nan",),
-        "--dtype fp16": ("--dtype acts on merged weights, and nothing is merged",),
-        "--max-divergence 1": ("--max-divergence acts on merged weights, and nothing is merged",),
+        "--dtype fp16": ("--dtype applies to merged weights, and nothing is merged",),
+        "--max-divergence 1": ("--max-divergence applies to merged weights, and nothing is merged",),
         "--merge --dataset no-such.jsonl": ("no such file: no-such.jsonl",),
         "no.such.key=1": ("override no.such.key=1: unknown key",),
     },

@@ -746,8 +746,8 @@ def test_what_is_no_argument_is_told_at_once(config, sums, tmp_path, monkeypatch
         (lambda: model.evaluate(sums, split="dev"), NO_SPLIT),
         (lambda: model.generate(None), "the prompts are NoneType\n  expected: a str, or a list of them"),
         (lambda: model.generate({"a": "b"}), "the prompts are dict\n  expected: a str, or a list of them"),
-        (lambda: model.generate(["a", None]), "prompt 2 is no text"),
-        (lambda: model.generate("a\ud83d"), "prompt 1 is no text"),
+        (lambda: model.generate(["a", None]), "prompt 2 is not a text"),
+        (lambda: model.generate("a\ud83d"), "prompt 1 is not a text"),
         (lambda: model.predict(sums, say=True), "say is True\n  expected: a function that takes a line"),
         (lambda: model.train(sums, say=False), "say is False\n  expected: a function that takes a line"),
         (

@@ -155,7 +155,7 @@ def test_nothing_is_written_where_a_job_cannot_be(predict, project):
             outside.rename(job)
         done = predict("--resume")
         assert done.code == 2
-        assert "the folder for what is needed to go on holds other things; nothing was changed" in done.err
+        assert "the folder that the job would be kept in holds other files; nothing was changed" in done.err
         assert sum(path.is_file() for path in job.rglob("*")) == (kind != "a link")
 
 

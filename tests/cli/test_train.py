@@ -312,7 +312,7 @@ def test_resume_starts_anew_with_any_configuration_where_no_step_was_saved(brim,
     shutil.rmtree(run / "checkpoints")
     done = brim(*TRAIN[:-1], "run", "trainer.train_steps=1", "trainer.learning_rate=0.5", "--resume")
     assert done.code == 0
-    assert "nothing to continue in run: the run starts anew" in flat(done.err)
+    assert "nothing to continue in run: the run starts from the first step" in flat(done.err)
     assert "learning_rate: 0.5\n" in (run / "config.yaml").read_text()
 
 

@@ -55,8 +55,8 @@ def test_a_run_that_runs_out_learns_the_same_and_tells_it(tiny_base, sums_file, 
     assert [event["num_micro_batches"] for event in named(run, "replay")] == [4, 8]
     assert [r["num_micro_batches"] for r in log(run) if r.get("split") == "train"] == [8, 8, 8, 4] * 2
     assert said[-1] == (
-        "memory ran out 2 times in training, which was made up for: each step was made once, on all of its rows. Look "
-        "for `oom` in metrics.jsonl"
+        "memory ran out 2 times in training, and the steps were repeated in smaller micro-batches: each was made once, "
+        "on all of its rows. Look for `oom` in metrics.jsonl"
     )
     before, after = (load_file(folder / MODEL) for folder in (clean, run))
     assert apart(after, before) < 1e-4

@@ -48,8 +48,8 @@ def test_an_order_goes_in_and_messages_and_a_result_come_out(tmp_path):
     ("function", "code", "error", "told"),
     [
         (fails, 0, ConfigError, "w\n  fix: f"),
-        (runs_out, 0, BrimError, "the memory of the device, or of the machine, is used up"),
-        (breaks, 0, BrimError, "a mistake of brim's own or of a library: RuntimeError: no luck with ***"),
+        (runs_out, 0, BrimError, "the device, or the machine, ran out of memory"),
+        (breaks, 0, BrimError, "a mistake in brim or in a library: RuntimeError: no luck with ***"),
         (leaves, 0, None, "a process that trains ended by itself (exit code 0): it said nothing"),
         (dies, -9, None, "ended by itself (signal 9; the system ends a process that takes too much memory)"),
     ],

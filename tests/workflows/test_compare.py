@@ -251,7 +251,7 @@ def test_a_taken_folder_is_refused_and_another_comparison_is_not_continued(place
         (
             [run / "config.yaml"] * 2,
             {"output_directory": run, "resume": True},
-            "holds a training run, and no comparison",
+            "holds a training run, not a comparison",
         ),
         (FILES, {"output_directory": tmp_path / "damaged", "resume": True}, "cannot be read"),
     ):

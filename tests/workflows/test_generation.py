@@ -180,7 +180,7 @@ def test_a_peak_above_the_budget_is_said(zero_shot, monkeypatch, tmp_path):
     monkeypatch.setattr("brim.workflows.prediction.run.peak_meter", lambda device: meter)
     said = []
     brim.Model(zero_shot).predict({"question": ["add 1 ="]}, output=tmp_path / "p.jsonl", say=said.append)
-    assert [line for line in said if line.startswith("memory: 1048576.0 TiB were taken at the peak, more than ")]
+    assert [line for line in said if line.startswith("memory: the peak was 1048576.0 TiB, more than ")]
 
 
 def test_a_number_of_rows_by_hand_is_taken_and_the_plans_own_is_told(zero_shot):

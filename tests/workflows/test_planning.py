@@ -327,7 +327,7 @@ def test_the_maximum_without_an_effective_batch_is_the_batch_of_an_update(tiny_b
     assert [phase.size for phase in plan.phases] == [2, 4, 5]
     (line,) = (line for line in plan.advice if "when it starts" in line)
     assert line.startswith("the run chooses the largest batch when it starts, by the memory that is free then")
-    assert line.endswith("a row more or fewer than 5; trainer.effective_batch_size=5 keeps the number")
+    assert line.endswith("a row more or fewer than 5; trainer.effective_batch_size=5 fixes the number")
     ample = brim.plan(settings(tiny_base, trainer={**LARGEST, "max_batch_size": 3}), uneven())
     assert not [line for line in ample.advice if "when it starts" in line]
     run = train(config, tmp_path / "run", said=said)

@@ -253,15 +253,15 @@ def test_values_that_cannot_tell_rows_apart_are_counted_and_located():
     with pytest.raises(DataError) as refused:
         row_keys(read({"id": ["a", "b", "a", None, "", "b", "b", "c"]}), np.arange(8), column="id")
     missing, shared = refused.value.problems
-    assert missing.what == "2 rows have no value in `id`, by which rows are to be known"
+    assert missing.what == "2 rows have no value in `id`, by which rows are to be identified"
     assert missing.where == "the given columns, row 3, the given columns, row 4"
     assert shared.what.startswith(
         "3 rows have a value in `id` that an earlier row has, too: 'a' stands in the given col"
     )
     assert shared.where == "the given columns, row 2, the given columns, row 5, the given columns, row 6"
     for column, message in (
-        ("no", r"there is no column `no` to know rows by\n  expected: `id`"),
-        ("id", "by which rows cannot be known"),
+        ("no", r"there is no column `no` to identify rows by\n  expected: `id`"),
+        ("id", "by which rows cannot be identified"),
     ):
         with pytest.raises(InputError, match=message):
             row_keys(read({"id": [["a"], ["b"]]}), np.arange(2), column=column)

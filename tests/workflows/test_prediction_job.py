@@ -84,10 +84,10 @@ def test_what_is_killed_and_resumed_is_the_same_file(model, sums_file, tmp_path,
 
 def test_an_unfinished_prediction_is_not_begun_again_unasked(model, sums_file, tmp_path):
     path, said = tmp_path / "p.csv", []
-    with pytest.raises(brim.InputError, match="without an output there is nothing to go on with"):
+    with pytest.raises(brim.InputError, match="without an output there is nothing to resume"):
         model.predict(sums_file, resume=True)
     begun(model, sums_file, path, resume=True, say=said.append)
-    assert f"nothing to continue at {path}: it begins anew" in said
+    assert f"nothing to continue at {path}: the prediction starts from the first row" in said
     with pytest.raises(
         brim.OutputError, match=r"was begun and not finished; .*\n  fix: add --resume .* or remove .*job"
     ):
@@ -97,7 +97,7 @@ def test_an_unfinished_prediction_is_not_begun_again_unasked(model, sums_file, t
         model.predict(sums_file, output=path)
     path.unlink()
     model.predict({"question": ["add 1 and 2 ="]}, output=path, say=said.append)
-    assert f"the output of an earlier prediction is gone from {path}: it begins anew" in said
+    assert f"the output of an earlier prediction is gone from {path}: the prediction starts from the first row" in said
     assert len(pd.read_csv(path)) == 1
 
 
@@ -162,7 +162,7 @@ def test_a_kill_between_the_renames_leaves_what_can_be_resumed(model, sums, sums
 def test_an_output_of_another_run_is_refused(model, sums_file, tmp_path):
     path = tmp_path / "p.csv"
     path.write_text("mine")
-    with pytest.raises(brim.OutputError, match=r"exists already, with nothing beside it to go on with"):
+    with pytest.raises(brim.OutputError, match=r"exists already, without a job beside it to resume"):
         model.predict(sums_file, output=path, resume=True)
     path.unlink()
     model.predict(sums_file, output=path)
@@ -210,7 +210,9 @@ def test_rows_with_keys_may_move(model, sums, tmp_path):
     frame = pd.DataFrame(sums).assign(id=[f"row-{number}" for number in range(40)])
     begun(model, frame, path, 20, key="id")
     moved = frame[::-1].reset_index(drop=True)
-    with pytest.raises(brim.OutputError, match=r"rows were known by the column `id`, and are now by their numbers"):
+    with pytest.raises(
+        brim.OutputError, match=r"rows were identified by the column `id`, and now are by their numbers"
+    ):
         model.predict(moved, output=path, resume=True)
     generated = []
     model.predict(moved, output=path, key="id", resume=True, on_batch=generated.append)

@@ -140,7 +140,7 @@ def test_a_run_that_goes_on_under_less_memory_is_planned_again_and_learns_the_sa
     under(monkeypatch, 600_000)
     said = []
     train(config, parts, resume=True, said=said)
-    assert "there is less memory than when the run was planned, so it is planned anew" in said
+    assert "there is less memory than when the run was planned, so it is planned again" in said
     assert plan_of(parts)["plan"]["budget"]["limit_bytes"] == 600_000
     cuts, before = of(parts, "num_micro_batches"), of(whole, "num_micro_batches")
     assert cuts[:3] == before[:3]
@@ -246,7 +246,7 @@ def test_a_number_of_rows_that_is_predicted_not_to_fit_is_told_and_tried(tiny_ba
     run = train(settings(tiny_base, trainer=checkpointing), tmp_path / "run", said=said)
     for beginning in (
         "batch: no strategy fits; ",
-        "the run goes on with micro-batches of 4 rows, as trainer.batch_size says",
+        "the run takes micro-batches of 4 rows, as trainer.batch_size says",
         "rows do not fit even alone: row ",
     ):
         assert any(line.startswith(beginning) for line in said)
@@ -355,7 +355,7 @@ LONGER = "trainer.epochs=3"
         (
             {"epochs": 2, "batch_increase_function": lambda epoch, size: 0},
             LONGER,
-            "trainer.batch_increase_function was asked for its epochs alone",
+            "trainer.batch_increase_function was called for the first epochs alone",
         ),
     ],
 )
@@ -369,7 +369,7 @@ def test_where_it_does_not_one_message_says_why_and_which_command_does(tiny_base
     (problem,) = caught.value.problems
     key, _, value = more.partition("=")
     assert problem.what.startswith(f"{key} is {value}, but this run was started with ")
-    assert f"; it cannot go on so, since {why}" in problem.what
+    assert f"; it cannot continue so, since {why}" in problem.what
     fix, _, command = problem.fix.partition(": ")
     assert fix == "set it back; or train its weights further as a run of its own"
     verb, *arguments = shlex.split(command)[1:]

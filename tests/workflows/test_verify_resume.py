@@ -400,7 +400,7 @@ def test_ctrl_c_leaves_no_folder_behind_unless_it_is_to_be_kept(whole, temporary
         told = []
         with pytest.raises(KeyboardInterrupt):
             brim.verify_resume(whole, keep=keep, say=told.append)
-        kept = [f"both runs, and what their processes said, are kept in {each}" for each in temporary.iterdir()]
+        kept = [f"both runs, and what their processes printed, are kept in {each}" for each in temporary.iterdir()]
         assert kept == (told[-1:] if keep else [])
 
 
@@ -446,13 +446,13 @@ def no_data(run):
     [
         (shutil.rmtree, {}, "this is not the folder of a run"),
         (lambda run: (run / "config.yaml").unlink(), {}, "this folder is not a run"),
-        (spoilt("plan.json", "{"), {}, "what the run's plan says of its length cannot be read"),
+        (spoilt("plan.json", "{"), {}, "the run's length cannot be read from its plan"),
         (spoilt("config.yaml", "base_model: x\ntrust_remote_code: true\n"), {}, "trust_remote_code is true"),
         (spoilt("config.yaml", "base_model: x\ntrainer: {type: none}\n"), {}, "nothing can be interrupted"),
         (str, {"dataset": "none.csv"}, "no such file: none.csv"),
         (no_data, {}, "there is no data set"),
-        (str, {"steps": 0}, "--steps: 0 is no number of steps"),
-        (str, {"from_step": -1}, "--from-step: -1 is no number of steps"),
+        (str, {"steps": 0}, "--steps: 0 is not a number of steps"),
+        (str, {"from_step": -1}, "--from-step: -1 is not a number of steps"),
         (str, {"from_step": NUM_STEPS}, f"no step is left after step {NUM_STEPS}"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Run one run of a comparison, in a process of its own: trained to its end and judged by its last weights."""
+"""Train one run of a comparison in its own process, to its end; its last weights are judged."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from brim.workflows.runs import Ended, Stop, Tell, TrainOrder, run_child
 
 
 def run_in_process(order: TrainOrder, *, observer: Observer, say: Callable[[str], None], stop: Stop) -> Ended:
-    """Train in a new process, and pass on what it tells; it saves a checkpoint and stops once this one is gone.
+    """Train in a new process, and pass its messages on; it saves a checkpoint and stops once this process is gone.
 
-    Its result: for each split a digest of which rows it holds.
+    The result is, for each split, a digest of which rows it holds.
     """
     heard = _Heard(observer, say)
     try:
@@ -26,7 +26,7 @@ def run_in_process(order: TrainOrder, *, observer: Observer, say: Callable[[str]
 
 
 class _Heard:
-    """Passes messages of the child on to an observer, and closes it where the child could not."""
+    """Pass the child's messages on to an observer, and close it where the child could not."""
 
     def __init__(self, observer: Observer, say: Callable[[str], None]) -> None:
         self._observer, self._say = observer, say
@@ -50,7 +50,7 @@ class _Heard:
 
 
 class Told:
-    """An observer that passes on what it hears."""
+    """Send what an observer hears to the process that started this one."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -75,7 +75,7 @@ def train(order: Mapping[str, Any], tell: Tell) -> dict[str, str]:
 
 
 def run(order: TrainOrder, *, observer: Observer, say: Callable[[str], None]) -> dict[str, str]:
-    """Train, judged by the last weights. Return, for each split, a digest of which rows it holds."""
+    """Train, and keep the last weights. Return, for each split, a digest of which rows it holds."""
     from brim.workflows.training import train_configuration  # here, where Ctrl-C is caught: torch takes seconds
 
     prepared = train_configuration(order, observer=observer, say=say, weights="last")

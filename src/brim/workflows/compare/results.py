@@ -35,7 +35,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """One run of a comparison."""
+    """Hold one run of a comparison."""
 
     name: str  # of its configuration
     seed: int
@@ -47,7 +47,7 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareResult:
-    """Several configurations, trained with the same seeds on the same number of rows."""
+    """Hold the runs of several configurations, trained with the same seeds on the same number of rows."""
 
     output_directory: Path
     files: Mapping[str, str]  # name -> its configuration, the first being what the others are compared to
@@ -60,7 +60,7 @@ class CompareResult:
         return f"CompareResult: {self.output_directory}\n\n{self.markdown()}".rstrip()
 
     def _repr_markdown_(self) -> str:
-        """For notebooks, which show the tables as such."""
+        """Return the tables for notebooks, which render them."""
         return self.markdown()
 
     @property
@@ -69,7 +69,7 @@ class CompareResult:
 
     @property
     def figures(self) -> dict[str, Runs]:
-        """Of the finished runs: name -> seed -> figures."""
+        """Return the figures of the finished runs: name -> seed -> figures."""
         by_name: dict[str, dict[int, RunFigures]] = {name: {} for name in self.files}
         for run in sorted(self.runs, key=lambda run: run.seed):
             if run.figures is not None:
@@ -78,22 +78,22 @@ class CompareResult:
 
     @property
     def split(self) -> str:
-        """Whose final loss is the result: "validation", or "train" where some run was not evaluated."""
+        """Return the split whose final loss counts: "validation", or "train" where some run was not evaluated."""
         return final_split(self.figures)
 
     @property
     def summaries(self) -> list[Summary]:
-        """Of each configuration that has a finished run, the first first."""
+        """Summarize each configuration that has a finished run, in the order in which they were given."""
         return summaries(self.figures)
 
     @property
     def notes(self) -> list[str]:
-        """What to know of the figures."""
+        """Return the notes that a reader of the figures needs."""
         rows = {(run.name, run.seed): run.rows for run in self.runs}
         return [*self.changes, *comparison_notes(self.figures, rows, seeds=self.seeds), *self._failures()]
 
     def tables(self, *, with_runs: bool = False) -> list[PageTable]:
-        """Losses with differences, then what the runs took; with_runs: and every run."""
+        """Return the losses with their differences, then what the runs took; with_runs: every run, too."""
         found, splits = self.summaries, self._splits()
         if not found:
             return []
@@ -101,12 +101,12 @@ class CompareResult:
         return [*tables, run_table(self.figures, splits=splits)] if with_runs else tables
 
     def markdown(self) -> str:
-        """The tables and notes in GitHub's Markdown."""
+        """Return the tables and notes in GitHub's Markdown."""
         notes = "\n".join(f"- {note}" for note in self.notes)
         return "\n\n".join([*(markdown(table) for table in self.tables()), notes]) + "\n"
 
     def as_json(self, *, with_curves: bool = True) -> dict[str, Any]:
-        """All figures; numbers that are none are null."""
+        """Return all figures for compare.json; what is not a finite number is null."""
         return {
             "format": _FORMAT,
             "seeds": list(self.seeds),
@@ -121,7 +121,7 @@ class CompareResult:
         }
 
     def _splits(self) -> list[str]:
-        """Those that the tables show: the one that counts, and the test rows where all have them."""
+        """Return the splits that the tables show: the one that counts, and the test rows where all runs have them."""
         every = [run for found in self.figures.values() for run in found.values()]
         return [self.split, *(["test"] if all("test" in run.losses for run in every) else [])]
 
@@ -131,7 +131,7 @@ class CompareResult:
 
 
 def read_runs(file: Path) -> tuple[dict[str, str], tuple[int, ...], tuple[ComparedRun, ...]]:
-    """What a compare.json holds: digests of the configurations by name, seeds, and runs. Raises OutputError."""
+    """Read a compare.json: digests of the configurations by name, seeds, and runs. Raises OutputError."""
     try:
         told = json.loads(file.read_text(encoding="utf-8"))
         if told["format"] != _FORMAT:
@@ -192,5 +192,5 @@ def _estimate_as_json(estimate: Estimate) -> dict[str, Any]:
 
 
 def in_order(runs: Sequence[ComparedRun], more: ComparedRun) -> tuple[ComparedRun, ...]:
-    """The runs with one more, which takes the place of an earlier try."""
+    """Return the runs with one more, which replaces an earlier attempt at it."""
     return (*(run for run in runs if (run.name, run.seed) != (more.name, more.seed)), more)

@@ -1,7 +1,7 @@
-"""Compare several configurations on equal tokens, each with several seeds, and say how sure differences are.
+"""Compare several configurations on equal tokens, each with several seeds, with intervals of the differences.
 
-Before the first run it is checked that the configurations' losses can be compared, and set what makes them
-comparable.
+Before the first run it is checked that the configurations' losses can be compared, and what makes them comparable is
+set.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def compare(
     dataset, overrides ("trainer.epochs=1"): for all of them. resume: what is finished in the output directory stays.
     The folder gets compare.json, compare.html and curves.png beside the runs.
 
-    A run that fails is told in the result, and does not end the others. Raises InputError or ConfigError where the
+    A run that fails is reported in the result, and does not end the others. Raises InputError or ConfigError where the
     configurations cannot be compared, OutputError where the folder is taken, KeyboardInterrupt on Ctrl-C.
     observer: hears the steps of each run. say: see docs/python.md.
     """
@@ -74,7 +74,7 @@ def compare(
 
 
 def _require_usable(configs: Sequence[str | Path], seeds: int) -> None:
-    """Raise InputError for what is no list of files, or no number of seeds."""
+    """Raise InputError for what is not a list of files, or not a number of seeds."""
     expected = "a list of YAML files or folders of runs"
     if isinstance(configs, str | Path) or not isinstance(configs, Sequence):
         raise InputError(what=f"configs is {type(configs).__name__}", expected=expected)
@@ -90,7 +90,7 @@ def _require_usable(configs: Sequence[str | Path], seeds: int) -> None:
 def _begun(
     folder: Path, entrants: Sequence[Entrant], num_seeds: int, *, resume: bool, say: Callable[[str], None]
 ) -> CompareResult:
-    """The comparison with what is finished of it. Raises OutputError where the folder holds something else."""
+    """Return the comparison with its finished runs. Raises OutputError where the folder holds something else."""
     first_seed = entrants[0].config.random_seed
     fresh = CompareResult(
         output_directory=folder,
@@ -111,7 +111,7 @@ def _begun(
         return replace(fresh, runs=_kept(fresh, file))
     if RunFolder(folder).is_run:
         raise OutputError(
-            what="the folder holds a training run, and no comparison; nothing was changed",
+            what="the folder holds a training run, not a comparison; nothing was changed",
             where=str(folder),
             fix="choose another folder with --output-directory",
         )
@@ -124,7 +124,7 @@ def _begun(
 
 
 def _kept(now: CompareResult, file: Path) -> tuple[ComparedRun, ...]:
-    """The finished runs of an earlier call, which may have had fewer configurations and fewer seeds."""
+    """Return the finished runs of an earlier call, which may have had fewer configurations and fewer seeds."""
     digests, seeds, runs = read_runs(file)
     names = list(now.digests)
     problems = [
@@ -152,7 +152,9 @@ def _kept(now: CompareResult, file: Path) -> tuple[ComparedRun, ...]:
 def _run_all(
     result: CompareResult, entrants: Sequence[Entrant], observer: Observer, say: Callable[[str], None]
 ) -> CompareResult:
-    """Raises InputError where the very first run shows that the configuration or the data is wrong; and on Ctrl-C."""
+    """Run what is not finished. Raises InputError where the very first run shows that the configuration or the data is
+    wrong, and KeyboardInterrupt on Ctrl-C.
+    """
     orders = _in_turn(entrants, result.seeds)
     done = {(run.name, run.seed) for run in result.runs}
     _write(result)
@@ -176,9 +178,9 @@ def _run_all(
 
 
 def _in_turn(entrants: Sequence[Entrant], seeds: Sequence[int]) -> list[tuple[Entrant, int]]:
-    """Seed by seed, so that a machine that grows slower does so for all.
+    """Order the runs seed by seed, so that a machine that slows down slows all configurations.
 
-    The first configuration opens each seed, since it says how many rows the others get; these take turns.
+    The first configuration opens each seed, since it decides how many rows the others get; these take turns.
     """
     first, others = entrants[0], entrants[1:]
     orders = []
@@ -191,7 +193,7 @@ def _in_turn(entrants: Sequence[Entrant], seeds: Sequence[int]) -> list[tuple[En
 def _one(
     result: CompareResult, entrant: Entrant, seed: int, observer: Observer, say: Callable[[str], None], stop: Stop
 ) -> ComparedRun | None:
-    """The run, once it has ended; None where Ctrl-C stopped it."""
+    """Return the run once it has ended; None where Ctrl-C stopped it."""
     first_name = next(iter(result.files))
     overrides = [*entrant.overrides, f"random_seed={seed}"]
     if entrant.name != first_name:
@@ -213,7 +215,7 @@ def _one(
 
 
 def _withdraw(result: CompareResult) -> None:
-    """Leave the folder to the mended configuration, but where a run lies in it that was stopped."""
+    """Empty the folder for the corrected configuration, unless it holds a run that was stopped."""
     folder = result.output_directory
     for name in result.files:
         with suppress(OSError):  # it is not there, or holds something
@@ -244,7 +246,7 @@ def _failed(entrant: Entrant, seed: int, error: str) -> ComparedRun:
 
 
 def _say_nothing(line: str) -> None:
-    """What a configuration's first run has said, its others would say again."""
+    """Drop the line: what a configuration's first run said, its other runs would repeat."""
 
 
 def _interrupted(result: CompareResult, num_runs: int) -> KeyboardInterrupt:
@@ -265,7 +267,7 @@ def _write(result: CompareResult) -> None:
 
 
 def _draw(result: CompareResult, say: Callable[[str], None]) -> None:
-    """The picture and the page, where matplotlib is installed."""
+    """Write the picture and the page, where matplotlib is installed."""
     if not result.summaries:
         return
     try:
@@ -300,7 +302,7 @@ _LENGTH_KEYS = ("epochs", "train_steps", "train_samples")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrant:
-    """A configuration that takes part."""
+    """Hold a configuration that takes part."""
 
     name: str  # of its folder and in the tables; no two have the same
     file: Path
@@ -310,13 +312,13 @@ class Entrant:
 
     @property
     def digest(self) -> str:
-        """Of all that a run of it depends on, but the seed and the content of the data."""
+        """Return a digest of all that a run of it depends on, but the seed and the content of the data."""
         settings = self.config.model_dump(mode="json", exclude={"random_seed"})
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def entrants_of(configs: Sequence[str | Path], overrides: Sequence[str], dataset: Files | None) -> list[Entrant]:
-    """The configurations as they will be run, the first being what the others are compared to.
+    """Return the configurations as they will be run, the first being what the others are compared to.
 
     Raises InputError for fewer than two, ConfigError for what does not train and for other data, splits or answers.
     """
@@ -361,7 +363,7 @@ def _config_file(path: Path) -> Path:
 
 
 def _loaded(file: Path, overrides: Sequence[str], *, is_run: bool) -> Config:
-    """The configuration, once it is known that its base model is there and can be trained."""
+    """Load a configuration, and check that its base model is there and can be trained."""
     config = load_config(file, overrides).config
     if is_run:
         require_trust_said_again(config, overrides, file, begins=True)
@@ -385,7 +387,7 @@ def _untrainable(config: Config, file: Path) -> Iterator[Problem]:
 
 
 def _differ(first: Config, other: Config, file: Path) -> Iterator[Problem]:
-    """What makes the losses of two configurations those of different tasks."""
+    """Yield a problem for each setting that makes the losses of two configurations those of different tasks."""
     ours, theirs = _task(first), _task(other)
     for key in ours:
         if ours[key] != theirs[key]:
@@ -399,7 +401,7 @@ def _differ(first: Config, other: Config, file: Path) -> Iterator[Problem]:
 
 
 def _task(config: Config) -> dict[str, Any]:
-    """What has to be the same: which rows there are, how they are split, and what is learned of each."""
+    """Return what has to be the same: which rows there are, how they are split, and what is learned from each."""
     rows = config.preprocessing
     return {
         "dataset": None if config.dataset is None else absolute_files(config.dataset),
@@ -430,7 +432,7 @@ def _changes(config: Config, first: Config, *, name: str, first_name: str) -> It
 
 
 def _names(configs: Sequence[str | Path]) -> list[str]:
-    """The files' names without their endings, numbered where they are the same."""
+    """Name each configuration by its file without the ending, numbered where two are the same."""
     names: list[str] = []
     for config in configs:
         path = Path(os.path.abspath(config))  # noqa: PTH100 (a folder may be named `.`)

@@ -56,7 +56,7 @@ def require_run(run: RunFolder | None) -> RunFolder:
     """Return a model's run. Raises InputError for a model that none has trained."""
     if run is None:
         raise InputError(
-            what="there is nothing trained to hand on: this model comes from a configuration, not from a run",
+            what="there is no trained model to export: this model comes from a configuration, not from a run",
             expected="a run's folder, or a model that was trained just now",
             fix="name the folder that `brim train` wrote; what `Model.save` writes can be loaded, too",
         )
@@ -92,7 +92,7 @@ def check_target(path: Path, run: RunFolder) -> None:
 
 @contextmanager
 def filling(path: Path, *, num_bytes: int) -> Iterator[Path]:
-    """A folder that becomes `path` when it is whole. num_bytes: what will be written, for which there must be room."""
+    """Yield a folder that becomes `path` when it is whole. num_bytes: what will be written, which must fit the disk."""
     target = path.resolve()
     above = next(each for each in target.parents if each.exists())
     free = shutil.disk_usage(above).free
@@ -126,7 +126,7 @@ def place(folder: Path, files: Mapping[str, File]) -> None:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of a folder's files."""
+    """Return the bytes of a folder's files."""
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
@@ -139,7 +139,7 @@ def _no_room(path: Path, why: str) -> Problem:
     return Problem(
         what=f"the export could not be written: {why}",
         where=str(path),
-        fix="make room or choose another place with --output; nothing was left there",
+        fix="free disk space, or choose another place with --output; nothing was left there",
     )
 
 
@@ -163,7 +163,7 @@ _NAMES_OF_PATHS = ("base_model_name_or_path", "name_or_path", "_name_or_path")  
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """Files by name, without the card."""
+    """Hold what leaves the machine: files by name, and the card."""
 
     kind: Kind
     files: Mapping[str, File]
@@ -175,7 +175,7 @@ class Package:
 
 
 def package_of_run(run: RunFolder) -> Package:
-    """The adapter or model of a run as it was saved.
+    """Return the adapter or model of a run as it was saved.
 
     Raises CheckpointError where a file was changed since, ExportError where one is missing or damaged.
     """
@@ -187,7 +187,7 @@ def package_of_run(run: RunFolder) -> Package:
 
 
 def package_of_export(folder: Path) -> Package:
-    """What `brim export` wrote, with its card as it is now.
+    """Return what `brim export` wrote, with its card as it is now.
 
     Raises ExportError when a file was changed or is missing.
     """
@@ -206,7 +206,7 @@ def package_of_export(folder: Path) -> Package:
 
 
 def card_of(run: RunFolder, *, merge: str | None = None) -> str:
-    """The run's card for a folder apart from it. Raises ExportError where what it is made from is damaged."""
+    """Return the run's card for a folder outside the run. Raises ExportError where what it is made from is damaged."""
     path = run.card
     try:
         card = path.read_text(encoding="utf-8") if path.is_file() else None
@@ -215,12 +215,12 @@ def card_of(run: RunFolder, *, merge: str | None = None) -> str:
         return card_apart(card, load_config(run.config).config, packages=packages, merge=merge)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         what = f"{path.name} is damaged: {error}"
-        fix = f"delete it; the export then goes without what {path.name} tells"
+        fix = f"delete it; the export then goes without what {path.name} records"
         raise ExportError(what=what, where=str(path), fix=fix) from None
 
 
 def kind_of(model: Path) -> Kind:
-    """What a model folder holds. Raises ExportError where it is neither an adapter nor a model."""
+    """Return the kind of a model folder. Raises ExportError where it holds neither an adapter nor a model."""
     if all((model / name).is_file() for name in _ADAPTER):
         return "adapter"
     weights = (model / "model.safetensors").is_file() or (model / "model.safetensors.index.json").is_file()
@@ -230,12 +230,12 @@ def kind_of(model: Path) -> Kind:
         what="the run's model is not whole",
         where=str(model),
         expected=f"{' and '.join(_ADAPTER)}, or config.json and model.safetensors",
-        fix=f"write it anew with `brim train {model.parent} --resume`",
+        fix=f"write it again with `brim train {model.parent} --resume`",
     )
 
 
 def files_of(model: Path) -> dict[str, Path]:
-    """The files of a model folder by name: those in its manifest, else what a model consists of."""
+    """List the files of a model folder by name: those in its manifest, else what a model consists of."""
     if (model / MANIFEST).is_file():
         names = sorted(json.loads((model / MANIFEST).read_text(encoding="utf-8")))
     else:
@@ -244,12 +244,12 @@ def files_of(model: Path) -> dict[str, Path]:
 
 
 def without_paths(files: Mapping[str, Path]) -> dict[str, File]:
-    """The files, with null for each name of a folder of this machine in the JSON ones."""
+    """Return the files with null, in the JSON ones, for each name of a folder of this machine."""
     return {name: _without_paths(file) if name.endswith(".json") else file for name, file in files.items()}
 
 
 def completed(files: Mapping[str, File], facts: Mapping[str, object]) -> dict[str, File]:
-    """The files with export.json and a manifest of them all; the card stays out, since its owner may write on."""
+    """Add export.json and a manifest of all files; the card is not in it, since its owner may edit it."""
     together = {**files, FACTS: (json.dumps(facts, indent=1) + "\n").encode()}
     digests = {name: _digest(file) for name, file in sorted(together.items())}
     return {**together, MANIFEST: (json.dumps(digests, indent=1) + "\n").encode()}
@@ -293,5 +293,5 @@ def _damaged(file: Path, why: str) -> Problem:
     return Problem(
         what=f"a file of the run's model is damaged: {why}",
         where=str(file),
-        fix=f"write the model anew with `brim train {file.parent.parent} --resume`",
+        fix=f"write the model again with `brim train {file.parent.parent} --resume`",
     )

@@ -31,7 +31,7 @@ _DEFAULT_REVISION = "main"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadResult:
-    """What lies on the Hub now."""
+    """Hold what an upload put on the Hub."""
 
     repo_id: str
     url: str  # of the commit
@@ -57,7 +57,7 @@ def upload(
 
     repo_id: organisation/name, made if it does not exist. private: make it so, and refuse a repository that is public.
     revision: a branch, made if it does not exist.
-    The token is read from HF_TOKEN and from nowhere else, and stands in no message.
+    The token is read from HF_TOKEN and from nowhere else, and is never part of a message.
     Raises InputError for a name, token or right that is missing; ExportError when the Hub cannot be reached or fails.
     """
     _check_name(repo_id)
@@ -100,7 +100,7 @@ def _commit(
 
 
 def _visibility(api: HfApi, repo_id: str, private: bool) -> bool:
-    """Whether the repository is private. Refuses to put into the open what was to be private."""
+    """Return whether the repository is private. Raises InputError for a public one where a private one is wanted."""
     is_private = bool(api.repo_info(repo_id).private)
     if private and not is_private:
         raise InputError(
@@ -136,14 +136,14 @@ def _check_name(repo_id: str) -> None:
     except HFValidationError:
         pass
     raise InputError(
-        what=f"{repo_id!r} names no repository of the Hub",
+        what=f"{repo_id!r} is not the name of a repository on the Hub",
         expected="organisation/name (or user/name): letters, digits, `-`, `_` and `.`, at most 96",
         fix="such as my-organisation/my-model",
     )
 
 
 def _token() -> str:
-    """The token in the environment. A login that is stored on the machine is not used."""
+    """Return the token in the environment. A login that is stored on the machine is not used."""
     token = os.environ.get(TOKEN, "").strip()
     if not token:
         raise InputError(
@@ -154,14 +154,14 @@ def _token() -> str:
         )
     if not token.isascii() or not token.isprintable() or " " in token:
         raise InputError(
-            what=f"{TOKEN} is no token: it has blanks or other characters that no token has", fix="copy it anew"
+            what=f"{TOKEN} is not a token: it has blanks or other characters that no token has", fix="copy it again"
         )
     return token
 
 
 @contextmanager
 def _bars_for_people() -> Iterator[None]:
-    """Without the Hub's progress bars where nobody looks."""
+    """Switch the Hub's progress bars off where stderr is not a terminal."""
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
         are_progress_bars_disabled,
         disable_progress_bars,
@@ -180,7 +180,7 @@ def _bars_for_people() -> Iterator[None]:
 
 @contextmanager
 def _hub_errors(repo_id: str, token: str) -> Iterator[None]:
-    """The Hub's and the network's errors as ours, without the token."""
+    """Raise the Hub's and the network's errors as brim's own, without the token."""
     from huggingface_hub.errors import (  # type: ignore[attr-defined]
         HfHubHTTPError,
         HTTPError as NetworkError,
@@ -212,7 +212,7 @@ def _hub_errors(repo_id: str, token: str) -> Iterator[None]:
 
 
 def _refused(status: int, told: str, repo_id: str) -> BrimError:
-    """What an answer of the Hub means for the user."""
+    """Return the error that an answer of the Hub means for the user."""
     said = f" (the Hub says: {told})" if told else ""
     organisation = repo_id.partition("/")[0]
     if status == 401:
@@ -231,5 +231,5 @@ def _refused(status: int, told: str, repo_id: str) -> BrimError:
 
 
 def _clean(text: str, token: str) -> str:
-    """A message in one line, without the token, whoever repeated it."""
+    """Return a message in one line, with the token masked wherever it is repeated."""
     return mask_text(" ".join(text.replace(token, MASK).split()))

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 MOST = 0.01  # 1% of perplexity
 
 
-LEAST = 0.001  # what arithmetic in 16 bits costs anyhow
+LEAST = 0.001  # arithmetic in 16 bits costs as much in any case
 
 
 SHARE = 0.1  # of what the adapter does
@@ -62,7 +62,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _SHARD = "5GB"
 
 
-_FEW_ROWS = 2  # at once: all of their logits stand beside those of the other model
+_FEW_ROWS = 2  # at once: all of their logits are in memory beside those of the other model
 
 
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -70,7 +70,7 @@ _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merging:
-    """How an adapter is merged."""
+    """Say how an adapter is merged."""
 
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
     max_divergence: float | None = None  # mean KL divergence, nats a token; None: see limit_of
@@ -78,12 +78,12 @@ class Merging:
 
 
 def merging_of(merge: bool, **given: Any) -> Merging:
-    """Arguments of Merging as a person typed them; None stands for the default. Raises InputError."""
+    """Check arguments of Merging as a person typed them; None stands for the default. Raises InputError."""
     typed = {name: value for name, value in given.items() if value is not None}
     dtype, most = typed.get("dtype", "bf16"), typed.get("max_divergence", 0.0)
     if typed and not merge:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in typed)
-        what = f"{options} acts on merged weights, and nothing is merged"
+        what = f"{options} applies to merged weights, and nothing is merged"
         raise InputError(what=what, fix="add --merge, or leave it out")
     if dtype not in DTYPES:
         raise InputError(what=f"there is no dtype {dtype!r}", expected=", ".join(DTYPES), fix="choose one with --dtype")
@@ -94,7 +94,7 @@ def merging_of(merge: bool, **given: Any) -> Merging:
 
 
 def limit_of(adapter_kl: float | None) -> float:
-    """How far merging may move predictions: a tenth of what the adapter does, from 0.001 to 0.01 nats a token.
+    """Return how far merging may move predictions: a tenth of what the adapter does, from 0.001 to 0.01 nats a token.
 
     adapter_kl: how far the base without the adapter is from the model; where that is unknown, 0.01.
     """
@@ -103,7 +103,7 @@ def limit_of(adapter_kl: float | None) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What was found when merged and unmerged were compared."""
+    """Hold how the merged model compares with the unmerged one."""
 
     merged: Divergence  # from the unmerged model
     adapter_kl: float | None  # how far the base without the adapter is from it; None where it cannot be had
@@ -116,7 +116,7 @@ def merge_run(run: RunFolder, session: Session, path: Path, merging: Merging, *,
     """Write a plain transformers model into a new or an empty folder.
 
     Two models are never in memory together: the unmerged one's logits are kept (half a GiB at most), it turns into the
-    merged one layer by layer, that is written, let go, read back as anybody would read it, and compared.
+    merged one layer by layer, which is written, freed, read back as any user would read it, and compared.
     Raises ExportError, leaving nothing behind, when the two differ by more than the limit.
     """
     check_target(path, run)
@@ -150,7 +150,7 @@ def merge_run(run: RunFolder, session: Session, path: Path, merging: Merging, *,
 
 
 def _read_back(folder: Path, session: Session) -> PreTrainedModel:
-    """The model as plain transformers opens it: in the dtype of its files, with arithmetic in that dtype."""
+    """Load the model as plain transformers opens it: in the dtype of its files, with arithmetic in that dtype."""
     return load_base(
         locate(str(folder)),
         initialize="pretrained",
@@ -163,7 +163,7 @@ def _read_back(folder: Path, session: Session) -> PreTrainedModel:
 
 
 def _effect(llm: LLM, before: list[torch.Tensor], asked: Probe, how: Runner) -> float | None:
-    """How far the base alone is from the adapted model; where biases were trained, PEFT cannot take them off again."""
+    """Return how far the base alone is from the adapted model; None with trained biases, which PEFT cannot take off."""
     model: Any = llm.model
     if any(settings.bias != "none" for settings in model.peft_config.values()):
         return None
@@ -172,7 +172,7 @@ def _effect(llm: LLM, before: list[torch.Tensor], asked: Probe, how: Runner) -> 
 
 
 def _complete(folder: Path, run: RunFolder, session: Session, merging: Merging, compared: Compared) -> None:
-    """The files beside the weights, with the figures."""
+    """Write the files beside the weights, with the figures."""
     facts = {
         "kind": "merged",
         "dtype": merging.dtype,
@@ -223,7 +223,7 @@ def _require_close(compared: Compared, merging: Merging, path: Path) -> None:
 
 
 def _told(session: Session, merging: Merging, compared: Compared) -> str:
-    """The merge, for the card."""
+    """Describe the merge for the card."""
     found = compared.merged
     quantization = session.config.quantization
     onto = "onto the base" + ("" if quantization is None else f", dequantised from {quantization.bits} bits")
@@ -238,7 +238,7 @@ def _told(session: Session, merging: Merging, compared: Compared) -> str:
 
 
 def _notes(compared: Compared, merging: Merging) -> list[str]:
-    """What to tell of a merge that stays under the limit and still loses much of what was learned."""
+    """Warn of a merge that stays under the limit and still loses much of what was learned."""
     effect = compared.adapter_kl
     if effect is None or compared.merged.mean_kl <= SHARE * effect:
         return []
@@ -271,14 +271,14 @@ Answer: Its speed is 180 / 2 = 90 kilometres an hour, so in five hours it travel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Rows whose supervised tokens both models predict."""
+    """Hold the rows whose supervised tokens both models predict."""
 
     rows: TokenRows
     source: str  # in words
 
 
 def probe(session: Session, dataset: Data | None, say: Say) -> Probe:
-    """Validation rows of the run's data, or training rows where it has none; else a fixed text.
+    """Return validation rows of the run's data, or training rows where it has none; else a fixed text.
 
     dataset: another data set, of which all rows count; it must be readable, while the run's own may be gone.
     Raises DataError for a given data set that cannot be used.
@@ -312,11 +312,11 @@ def _fixed(session: Session) -> Probe:
 
 
 def merge_adapter(model: PeftModel, *, dtype: torch.dtype) -> PreTrainedModel:
-    """The base model with the adapter in its weights, all of them of `dtype` and none quantised. Uses the model up.
+    """Return the base model with the adapter in its weights, all of `dtype` and none quantised. Uses the model up.
 
-    Each layer is dequantised, merged in fp32 and cast before the next one is touched: beside the model as it is loaded,
-    which becomes the merged one on the way, this needs room for one layer in fp32 three times over.
-    A weight that two layers share (an embedding and a head) is parted where the adapter changes one of the two.
+    Each layer is dequantised, merged in fp32 and cast before the next one is touched: beside the loaded model, which
+    becomes the merged one meanwhile, this takes the memory of three copies of one layer in fp32.
+    A weight that two layers share (an embedding and a head) is duplicated where the adapter changes one of the two.
     Raises ModelError for adapters other than LoRA, rsLoRA and DoRA on linear and embedding layers.
     """
     (adapter,) = model.peft_config  # brim puts one adapter on a model
@@ -335,7 +335,7 @@ def merge_adapter(model: PeftModel, *, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def stored_weight(layer: nn.Module) -> Tensor:
-    """The weight [out, in] that a linear layer computes with, in fp32, dequantised where it is quantised.
+    """Return the weight [out, in] that a linear layer computes with, in fp32, dequantised where it is quantised.
 
     Transposed where transformers' Conv1D stores it [in, out]. An embedding's is [dimensions, vocabulary].
     """
@@ -355,7 +355,7 @@ def stored_weight(layer: nn.Module) -> Tensor:
 
 
 def _merged(layer: nn.Module, adapter: str, dtype: torch.dtype) -> nn.Module:
-    """A plain layer that computes what this one does."""
+    """Return a plain layer that computes what this one does."""
     from peft.tuners.lora import LoraLayer
     from peft.utils.other import ModulesToSaveWrapper
 
@@ -368,9 +368,9 @@ def _merged(layer: nn.Module, adapter: str, dtype: torch.dtype) -> nn.Module:
 
 
 def _updated(weight: Tensor, layer: LoraLayer, adapter: str) -> Tensor:
-    """The weight [out, in] with the adapter's update. LoRA: W + s B A (Hu et al. 2021, arXiv 2106.09685).
+    """Add the adapter's update to the weight [out, in]. LoRA: W + s B A (Hu et al. 2021, arXiv 2106.09685).
 
-    DoRA gives each row of that the learned length m: m (W + s B A) / |W + s B A| (Liu et al. 2024, arXiv 2402.09353).
+    DoRA then scales each row to the learned length m: m (W + s B A) / |W + s B A| (Liu et al. 2024, arXiv 2402.09353).
     """
     down, up = _factors(layer, adapter)
     weight = torch.addmm(weight, up.to(weight), down.to(weight), alpha=layer.scaling[adapter])
@@ -382,14 +382,14 @@ def _updated(weight: Tensor, layer: LoraLayer, adapter: str) -> Tensor:
 
 
 def _factors(layer: LoraLayer, adapter: str) -> tuple[Tensor, Tensor]:
-    """A [r, in] and B [out, r]."""
+    """Return A [r, in] and B [out, r]."""
     if adapter in layer.lora_embedding_A:
         return layer.lora_embedding_A[adapter], layer.lora_embedding_B[adapter]
     return cast(Any, layer.lora_A[adapter]).weight, cast(Any, layer.lora_B[adapter]).weight
 
 
 def _plain(original: nn.Module, weight: Tensor, dtype: torch.dtype) -> nn.Module:
-    """A layer of the kind that the architecture has here, with this weight [out, in] and the original's bias."""
+    """Return a layer of the architecture's own kind, with this weight [out, in] and the original's bias."""
     from transformers.pytorch_utils import Conv1D
 
     if isinstance(original, nn.Embedding):
@@ -415,7 +415,7 @@ def _frozen(weight: Tensor, dtype: torch.dtype) -> nn.Parameter:
 
 
 def _layers(base: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The layers to be replaced: adapted or quantised, each once and without what is inside it."""
+    """Yield the layers to be replaced: adapted or quantised, each once and without what is inside it."""
     from peft.tuners.lora import LoraLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 
@@ -429,7 +429,7 @@ def _layers(base: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _require_known(name: str, layer: nn.Module, adapter: str) -> None:
-    """Refuse what this module has no formula for."""
+    """Raise ModelError for an adapter that this module has no formula for."""
     from peft.tuners.lora import LoraLayer
     from peft.tuners.lora.variants import DoraEmbeddingVariant, DoraLinearVariant
     from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
@@ -466,7 +466,7 @@ def _part_shared_weights(base: PreTrainedModel, layers: list[nn.Module]) -> None
 
 
 def _inner(layer: Any) -> Any:
-    """The model's own layer, without the adapter around it; None for none."""
+    """Return the model's own layer, without the adapter around it; None for None."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import ModulesToSaveWrapper
 
@@ -486,7 +486,7 @@ def _cast_parameters(base: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def _forget_quantization(base: PreTrainedModel) -> None:
-    """Take off what transformers notes on a quantised model, so that it is saved as a plain one."""
+    """Remove what transformers notes on a quantised model, so that it is saved as a plain one."""
     model: Any = base
     if getattr(model, "hf_quantizer", None) is None:
         return
@@ -494,7 +494,7 @@ def _forget_quantization(base: PreTrainedModel) -> None:
 
 
 def _is_quantised(layer: nn.Module) -> bool:
-    """Told by name: bitsandbytes is imported only where it is used."""
+    """Compare names of types: bitsandbytes is imported only where it is used."""
     return type(layer).__name__ in ("Linear4bit", "Linear8bitLt") and type(layer).__module__.startswith("bitsandbytes")
 
 

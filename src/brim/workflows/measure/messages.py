@@ -20,7 +20,7 @@ from brim.config.schema import Config
 from brim.memory.events import Phase, Place
 from brim.models.folders import ModelFolder
 
-WARM_UP_STEPS = 1  # the optimizer's state and the caches of kernels are born in the first
+WARM_UP_STEPS = 1  # the optimizer's state and the caches of kernels are created in the first
 
 
 LEAST_RISES = 3  # in a row: fewer happen by chance where lengths vary
@@ -34,7 +34,7 @@ Message = TypeVar("Message")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One model, loaded once, and the phases to run on it."""
+    """Name one model, loaded once, and the phases to run on it."""
 
     config: Config
     folder: ModelFolder
@@ -44,7 +44,7 @@ class Request:
     step_lengths: RowLengths
     num_steps: int  # of training: updates
     phases: tuple[Phase, ...]  # after loading
-    device: str | None  # None: the one at hand
+    device: str | None  # None: the local one
     records: bool  # memory over time, and the operators
     snapshot: Path | None  # where PyTorch's memory snapshot goes
     looks_for_leaks: bool = False
@@ -52,7 +52,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The figures of one model, loaded once."""
+    """Hold the figures of one model, loaded once."""
 
     device: str
     kind: str
@@ -66,10 +66,10 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhasePeak:
-    """The most that a phase took, and what was left after it."""
+    """Hold the most that a phase took, and what was left after it."""
 
     phase: Phase
-    step: int | None  # of training, from 1: the first one bears the optimizer's state
+    step: int | None  # of training, from 1: the optimizer's state is created in the first one
     allocated_bytes: int | None = None  # peak, as PyTorch's CUDA allocator counts; None on a CPU
     reserved_bytes: int | None = None  # peak; None on a CPU
     outside_bytes: int | None = None  # on the device, but not PyTorch's: context, libraries, others; None on a CPU
@@ -80,7 +80,7 @@ class PhasePeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spike:
-    """The highest point of one part of a timeline, and where it was."""
+    """Hold the highest point of one part of a timeline, and where it was."""
 
     point: int
     live_bytes: int
@@ -89,7 +89,7 @@ class Spike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTimeline:
-    """Memory over the steps: a point for each operator, and one where a part of the work begins."""
+    """Hold memory over the steps: a point for each operator, and one where a part of the work begins."""
 
     live_bytes: tuple[int, ...]  # the most that was allocated in the operator; on a CPU resident after it
     marks: tuple[tuple[int, str], ...]  # (point, what begins there), such as (0, "step 1: forward"); as in Timeline
@@ -98,7 +98,7 @@ class MeasuredTimeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stayed:
-    """Tensors of one kind that steps left behind."""
+    """Count tensors of one kind that steps left behind."""
 
     count: int
     num_bytes: int  # together
@@ -109,7 +109,7 @@ class Stayed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
-    """Live bytes that rose from step to step."""
+    """Describe live bytes that rose from step to step."""
 
     bytes_per_step: int  # median rise
     end_bytes: tuple[int, ...]  # after each step that was looked at
@@ -122,7 +122,7 @@ class Leak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One workload on one device."""
+    """Hold what one workload took on one device."""
 
     device: str  # its name; "cpu"
     kind: str  # cpu or cuda
@@ -165,7 +165,7 @@ def of_json(kind: type[Message], told: Mapping[str, Any]) -> Message:
 def rise_per_step(end_bytes: Sequence[int], *, tolerance_bytes: int) -> int | None:
     """Return the median rise where each step after the first ended above the one before it; None where one did not.
 
-    end_bytes: live after each step, equal in shape. tolerance_bytes: what counts as no rise, such as an allocator's
+    end_bytes: live after each step, equal in shape. tolerance_bytes: rises that do not count, such as an allocator's
     rounding.
     """
     counted = end_bytes[WARM_UP_STEPS:]

@@ -30,13 +30,13 @@ from brim.workflows.measure.messages import MeasuredTimeline, PhasePeak, Spike, 
 
 
 class Meter(Protocol):
-    """Reads one device."""
+    """Read the memory of one device."""
 
     kind: str  # cpu or cuda
     baseline_bytes: int  # before anything was put there
 
     def begin(self) -> None:
-        """Forget the peak; what comes now counts."""
+        """Forget the peak: what is allocated from now on counts."""
 
     def peak(self, phase: Phase, step: int | None = None) -> PhasePeak:
         """Return the most since `begin`, and what is there now."""
@@ -46,7 +46,7 @@ class Meter(Protocol):
 
 
 def meter_of(device: torch.device) -> Meter:
-    """Return the device's meter. Raises BrimError where it says nothing of its memory."""
+    """Return the device's meter. Raises BrimError where its memory cannot be measured."""
     if device.type == "cuda":
         return CudaMeter(device)
     if device.type == "cpu":
@@ -59,7 +59,7 @@ def meter_of(device: torch.device) -> Meter:
 
 
 class CudaMeter:
-    """Counts what PyTorch's caching allocator gave out and holds, and what of the card it does not hold.
+    """Count the bytes that PyTorch's allocator has allocated and reserved, and those of the card that it does not hold.
 
     The last is read as the card's used memory less PyTorch's reserved, so it counts other processes, too.
     """
@@ -72,7 +72,7 @@ class CudaMeter:
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
         self.baseline_bytes = self._outside_bytes()
-        self._most = (0, 0)  # allocated and reserved bytes, from `begin` to when PyTorch's counters were set back last
+        self._most = (0, 0)  # allocated and reserved bytes, from `begin` until PyTorch's counters were last reset
 
     def begin(self) -> None:
         torch.cuda.synchronize(self._device)
@@ -106,7 +106,7 @@ class CudaMeter:
 
 
 class ResidentMeter:
-    """Reads this process's resident set; free memory is given back before each phase, so that it counts once."""
+    """Read this process's resident set; freed memory is returned before each phase, so that it counts once."""
 
     kind = "cpu"
 
@@ -167,7 +167,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)(?:\.|$)")
 
 
 class Recorder:
-    """Written while steps run: a point for each operator and for each mark, at which a part of the work begins."""
+    """Record, while steps run, a point for each operator and for each mark, at which a part of the work begins."""
 
     def __init__(self, device: torch.device, meter: Meter, snapshot: Path | None = None) -> None:
         """snapshot: a file to write, which pytorch.org/memory_viz opens; CUDA alone has one."""
@@ -193,7 +193,7 @@ class Recorder:
             yield
 
     def begin(self, phase: str, prefix: str | None = None) -> None:
-        """From here on it is this phase. prefix: stands before its mark, such as "step 1"; None leaves it."""
+        """Begin a phase. prefix: what its mark begins with, such as "step 1"; None keeps the last one."""
         if prefix is not None:
             self._prefix = prefix
         self._phase = phase
@@ -201,12 +201,12 @@ class Recorder:
         self._point(Place(phase))
 
     def begin_once(self, phase: str) -> None:
-        """As `begin`, unless it is this phase already."""
+        """Begin a phase, unless it is this one already."""
         if phase != self._phase:
             self.begin(phase)
 
     def where(self) -> Mapping[int, str]:
-        """Return, by address, what made the storage: phase, module, operator and line of code."""
+        """Return, by address, where the storage was made: phase, module, operator and line of code."""
         return self._made_at
 
     def timeline(self) -> MeasuredTimeline:
@@ -219,7 +219,7 @@ class Recorder:
         return MeasuredTimeline(live_bytes=tuple(self._live), marks=tuple(self.marks), spikes=tuple(spikes))
 
     def run(self, name: str, operator: Callable[[], Any]) -> Any:
-        """Run an operator, and note where that was."""
+        """Run an operator, and note where it ran."""
         if name.startswith("profiler."):
             return operator()  # the optimizer's name for the profiler: it does nothing to memory
         place = self._place(name)
@@ -276,7 +276,7 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def allocator_record(device: torch.device, snapshot: Path | None) -> Iterator[list[Mapping[str, Any]]]:
-    """Let PyTorch record its allocator meanwhile; the entries are in the list and in the snapshot's file afterwards."""
+    """Let PyTorch record its allocator; afterwards the entries are in the list and in the snapshot's file."""
     memory = torch.cuda.memory
     entries: list[Mapping[str, Any]] = []
     torch.cuda.synchronize(device)
@@ -319,7 +319,7 @@ _Kind: TypeAlias = tuple[tuple[int, ...], str, str]  # shape, dtype, and where i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Living:
-    """Storages that were alive at one time."""
+    """Hold the storages that were alive at one time."""
 
     kinds: Mapping[_Storage, _Kind]
 
@@ -349,7 +349,7 @@ def living(made_at: Mapping[int, str] | None = None) -> Living:
     gc.collect()
     kinds: dict[_Storage, _Kind] = {}
     nodes: set[Any] = set()
-    # The type is asked, and not isinstance: lazy modules would be loaded by a look at their __class__.
+    # `type`, not isinstance, which reads __class__ and so would load lazy modules.
     for tensor in (each for each in gc.get_objects() if issubclass(type(each), Tensor)):
         _add(kinds, tensor, made_at or {})
         if tensor.is_leaf and tensor.grad is not None:  # no object of Python's until it is asked for
@@ -372,7 +372,7 @@ def _add(kinds: dict[_Storage, _Kind], tensor: Tensor, made_at: Mapping[int, str
 
 
 def _saved(root: Any, seen: set[Any]) -> Iterator[Tensor]:
-    """Tensors that a graph keeps for its backward pass, from this node on."""
+    """Yield the tensors that a graph keeps for its backward pass, from this node on."""
     waiting = [root]
     while waiting:
         node = waiting.pop()

@@ -44,18 +44,18 @@ from brim.workflows.runs import Tell, run_child
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """A measurement, and the prediction of each phase that was measured."""
+    """Hold a measurement beside the prediction of each phase that was measured."""
 
     measured: Measured
     predictions: Mapping[Phase, MemoryPrediction]
 
     @property
     def main(self) -> MemoryPrediction:
-        """Of the phase that was asked for, or of the first one."""
+        """Return the prediction of the phase that was asked for, or of the first one."""
         return next(iter(self.predictions.values()))
 
     def predicted_bytes(self, peak: PhasePeak) -> int:
-        """What was foretold of a measured peak: of a step of training, of that step."""
+        """Return what was predicted for a measured peak: for that very step, where it is a step of training."""
         kept_bytes = PACKING_BYTES if peak.allocated_bytes is None else 0  # what a CPU keeps beside the tensors
         if peak.phase == "load":
             return _loaded_bytes(self.main.timeline)
@@ -66,11 +66,11 @@ class Beside:
         return prediction.allocated_bytes + kept_bytes
 
     def measured_bytes(self, peak: PhasePeak) -> int:
-        """Allocated; on a CPU the resident set less what was there before."""
+        """Return the bytes allocated; on a CPU the resident set less what was there before."""
         return peak.total_bytes - peak.baseline_bytes if peak.allocated_bytes is None else peak.allocated_bytes
 
     def as_dict(self) -> dict[str, Any]:
-        """Both, for JSON."""
+        """Return both as JSON has them."""
         predictions = {phase: prediction.as_dict() for phase, prediction in self.predictions.items()}
         return {"predicted": predictions, "measured": self.measured.as_dict()}
 
@@ -85,7 +85,7 @@ def measure_memory(
     layers: int | None = None,
     snapshot: Path | None = None,
 ) -> Beside:
-    """Predict, then run brim's own code on the device at hand with random rows of the shape.
+    """Predict, then run brim's own code on the local device with random rows of the shape.
 
     phase: this one and the loading before it; None: all. steps: of training, over which memory is recorded in time;
     None: a few, and no recording. layers: run so many and twice as many layers, and extrapolate. snapshot: for
@@ -121,7 +121,7 @@ def measure_memory(
 
 
 def _loaded_bytes(timeline: Timeline) -> int:
-    """The most while the weights are loaded: what stands before the second mark."""
+    """Return the peak while the weights are loaded: of what comes before the second mark."""
     end = timeline.marks[1][0] if len(timeline.marks) > 1 else len(timeline.places)
     return int(timeline.allocated_bytes()[:end].max())
 
@@ -129,7 +129,7 @@ def _loaded_bytes(timeline: Timeline) -> int:
 PHASES: tuple[Phase, ...] = ("load", "train", "evaluate", "generate")
 
 
-LEAST_STEPS = WARM_UP_STEPS + 1 + LEAST_RISES  # from this many on, a leak can be told
+LEAST_STEPS = WARM_UP_STEPS + 1 + LEAST_RISES  # fewer do not show a leak
 
 
 # Every tensor of a page or more is mapped by itself and goes back to the system at once, so that a peak is that of the
@@ -157,16 +157,16 @@ def measure(
     snapshot: Path | None = None,
     device: str | None = None,
 ) -> Measured:
-    """Run brim's own code on random token rows of this shape, and say what it took.
+    """Run brim's own code on random token rows of this shape, and measure its memory.
 
     folder: needs config.json alone; where there are no weights, or `layers` is given, they are drawn at random.
-    steps: of training; with five or more, a leak is looked for. layers: run this many and twice as many decoder
+    steps: of training; from five on, leaks are searched for. layers: run this many and twice as many decoder
     layers, and extrapolate to the model's depth. timeline: run the steps once more and record memory over time.
     snapshot: where to keep PyTorch's memory snapshot (CUDA; implies `timeline`). device: "cpu", "cuda"; None takes the
-    one at hand.
+    local one.
 
     Raises ConfigError where training is asked for and the configuration has none; BrimError where the device is too
-    small, or says nothing of its memory.
+    small, or its memory cannot be measured.
     """
     _require_possible(config, folder, phases, sequence_length)
     request = Request(
@@ -197,9 +197,9 @@ def measure(
 
 
 def measured_alone(request: Request, environment: Mapping[str, str] = RETURNED_AT_ONCE) -> Report:
-    """Measure in a process of its own. Raises BrimError with the problems that it met.
+    """Measure in a new process. Raises BrimError with the problems that it met.
 
-    environment: of that process, beside this one's, which wins.
+    environment: further variables for that process; this one's own win.
     """
     with tempfile.TemporaryDirectory() as name, _with_weights(request, Path(name)) as ready:
         return of_json(Report, _run(measured_here, as_json(ready), Path(name), environment))
@@ -210,7 +210,7 @@ def _require_possible(config: Config, folder: ModelFolder, phases: Sequence[Phas
         require_trainable(config, folder)
         if not isinstance(config.trainer, FinetuneTrainer):
             raise ConfigError(
-                what="a training step cannot be measured: the configuration trains nothing",
+                what="a training step cannot be measured: this configuration does not train",
                 where="trainer.type",
                 expected="finetune",
                 fix="set trainer.type: finetune, or measure other phases",
@@ -226,7 +226,7 @@ def _require_possible(config: Config, folder: ModelFolder, phases: Sequence[Phas
 
 
 def _parts(request: Request) -> list[Request]:
-    """What is measured in one process: training, and the rest on such a model as it leaves, adapter and all."""
+    """Divide the phases between processes: training in one, the others in another, with the adapter loaded as well."""
     training = tuple(phase for phase in request.phases if phase in ("load", "train"))
     others = tuple(phase for phase in request.phases if phase not in training)
     if not request.trainable or not training or not others:
@@ -235,7 +235,7 @@ def _parts(request: Request) -> list[Request]:
 
 
 def _by_depth(request: Request, found: Depths) -> Measured:
-    """The peaks on the line through those of two depths."""
+    """Measure two depths, and extrapolate their peaks along a line."""
     config = request.folder.config
     by_depth = []
     for count in (found.fewer, found.more):
@@ -277,7 +277,7 @@ def _measured(
 
 
 def _once(peaks: Sequence[PhasePeak], phases: Sequence[Phase]) -> Iterator[PhasePeak]:
-    """Loading is part of each process; it is told once, and where it was asked for."""
+    """Yield the peaks that were asked for; each process loads the model, which is reported once."""
     loads = 0
     for peak in peaks:
         loads += peak.phase == "load"
@@ -312,7 +312,7 @@ def _short(layers: int | None, config: Mapping[str, object]) -> list[str]:
 
 @contextmanager
 def _with_weights(request: Request, scratch: Path) -> Iterator[Request]:
-    """The request on a folder that can be loaded: where there are no weights, they are drawn at random."""
+    """Yield the request on a folder that can be loaded: where there are no weights, they are drawn at random."""
     if request.folder.has_weights and request.config.initialize == "pretrained":
         yield request
         return
@@ -341,7 +341,7 @@ def _run(
 
 
 def measured_here(order: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    """Carry out a `Request` in the child that was started for it; the report, as JSON."""
+    """Carry out a `Request` in the child that was started for it. Return the report as JSON."""
     from brim.workflows.measure.work import run
 
     warnings.simplefilter("ignore")  # nobody reads this process's terminal
@@ -349,7 +349,7 @@ def measured_here(order: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
 
 
 def write_weights(order: Mapping[str, Any], tell: Tell) -> None:
-    """Write random weights beside the config.json of a folder, in a child, whose memory goes with it."""
+    """Write random weights beside the config.json of a folder, in a child, whose memory is freed when it ends."""
     from brim.workflows.measure.work import write_random_weights
 
     write_random_weights(Path(order["folder"]))
@@ -363,7 +363,7 @@ _FRONT_KEY = "first_k_dense_replace"
 
 @dataclass(frozen=True, slots=True)
 class Depths:
-    """What is run in place of the whole model."""
+    """Name the depths that are run in place of the whole model."""
 
     fewer: int  # layers
     more: int
@@ -371,7 +371,7 @@ class Depths:
 
 
 def depths(config: Mapping[str, Any], layers: int) -> Depths | None:
-    """Which two depths to run; None where the whole model is no deeper, or config.json does not say its depth.
+    """Choose two depths to run; None where the whole model is not deeper, or config.json does not give its depth.
 
     config: config.json. layers: what the user asked for, in periods of layers that differ.
     """
@@ -387,13 +387,13 @@ def depths(config: Mapping[str, Any], layers: int) -> Depths | None:
 
 
 def num_layers(config: Mapping[str, Any]) -> int | None:
-    """Decoder layers, from config.json."""
+    """Return the number of decoder layers in config.json."""
     section = _section(config)
     return next((int(section[key]) for key in _DEPTH_KEYS if isinstance(section.get(key), int)), None)
 
 
 def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """config.json of the same model with its first layers only; lists with an entry for each layer are cut, too."""
+    """Shorten config.json to the model's first layers; lists with an entry for each layer are shortened, too."""
     whole = num_layers(config)
     section = dict(_section(config))
     for key, value in section.items():
@@ -406,8 +406,7 @@ def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
 
 
 def extrapolated(fewer: PhasePeak, more: PhasePeak, of: Depths) -> PhasePeak:
-    """The peak at the whole depth, on the line through two measured ones."""
-
+    """Return the peak at the whole depth, on the line through two measured ones."""
     assert (fewer.phase, fewer.step) == (more.phase, more.step), "the same phase at two depths"
     return PhasePeak(
         phase=more.phase,
@@ -435,7 +434,7 @@ def _section(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _period(section: Mapping[str, Any], whole: int, front: int) -> int:
-    """Layers after which their kinds repeat: the smallest number that does for every list of kinds."""
+    """Return the number of layers after which their kinds repeat, in every list of kinds."""
     kinds = [
         value[front:]
         for key, value in section.items()

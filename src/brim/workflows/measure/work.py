@@ -79,7 +79,7 @@ def _report(request: Request) -> Report:
     if device.type == "cpu":
         with tiny(request) as rehearsal:
             run_on(rehearsal, device, meter_of(device))
-    gc.freeze()  # what was imported has no part in this: the collector need not look at it again and again
+    gc.freeze()  # the collector need not scan again and again what was imported
     meter = meter_of(device)
     bench = run_on(request, device, meter)
     return Report(
@@ -95,7 +95,7 @@ def _report(request: Request) -> Report:
 
 
 def run_on(request: Request, device: torch.device, meter: Meter, recorder: Recorder | None = None) -> Bench:
-    """Load the model and run the phases in this process, as it is. recorder: default: what the request asks for."""
+    """Load the model and run the phases in this process. recorder: default: what the request asks for."""
     if recorder is None and request.records:
         recorder = Recorder(device, meter, request.snapshot)
     facts = device_facts(device)
@@ -117,13 +117,13 @@ def _device(name: str | None) -> torch.device:
         raise InputError(
             what=f"there is no device {name!r} here to measure on",
             expected="cuda" if torch.cuda.is_available() else "cpu",
-            fix="leave it out, and the one at hand is taken",
+            fix="leave it out: then the local one is used",
         )
     return torch.device(name)
 
 
 class Bench:
-    """One loaded model, and what was found of it so far."""
+    """Run the phases on one loaded model, and collect what they take."""
 
     def __init__(self, request: Request, config: Config, llm: LLM, meter: Meter, recorder: Recorder | None) -> None:
         self._request, self._config, self._llm, self._meter = request, config, llm, meter
@@ -135,7 +135,7 @@ class Bench:
         self.notes: list[str] = []
 
     def run(self) -> None:
-        """Run the phases that were asked for; loading is done."""
+        """Run the phases that were asked for, all but loading."""
         with nullcontext() if self.recorder is None else self.recorder.watching(self._llm.model):
             for phase in self._request.phases:
                 if phase == "train":
@@ -154,7 +154,7 @@ class Bench:
         self._begin("forward", f"step {step}")
 
     def step_ended(self, step: int) -> None:
-        """The peak is read before anything is looked at, which takes memory itself."""
+        """Read the peak, before looking for leaks takes memory itself."""
         peak = self._meter.peak("train", step)
         self.peaks.append(peak)
         if self._request.looks_for_leaks:
@@ -168,7 +168,7 @@ class Bench:
             self.recorder.begin(phase, prefix)
 
     def _train(self) -> None:
-        """The run's own loop, ended before its first checkpoint."""
+        """Run the run's own loop, ended before its first checkpoint."""
         request, config, llm = self._request, self._config, self._llm
         size = len(request.step_lengths[0])
         num_rows = (request.num_steps + _OVERFLOWS + 1) * size  # more than are run, so that no epoch ends
@@ -202,7 +202,7 @@ class Bench:
 
     def _trainer(self, size: int) -> FinetuneTrainer:
         trainer = self._config.trainer
-        assert isinstance(trainer, FinetuneTrainer), "see require_train"
+        assert isinstance(trainer, FinetuneTrainer), "_require_possible has refused all others"
         return trainer.model_copy(
             update={
                 "batch_size": self._request.batch_size,
@@ -229,7 +229,7 @@ class Bench:
         )
 
     def _generate(self) -> None:
-        """As many new tokens as may be: the end is a token that no vocabulary has."""
+        """Generate the most new tokens: the end is a token that no vocabulary has."""
         llm, config = self._llm, self._config
         rows = self._rows(supervised=False)
         self._mark_passes()
@@ -245,12 +245,12 @@ class Bench:
             seed=config.random_seed,
             device=llm.device,
             precision=llm.precision,
-            is_misled=False,  # the passes that try it would be measured, too
+            is_misled=False,  # the passes that check it would be measured, too
         )
         respond_to(engine, rows)
 
     def _mark_passes(self) -> None:
-        """A pass over several tokens of each row reads prompts, the others write a token each."""
+        """Mark passes: one over several tokens of a row reads prompts, the others write a token each."""
         recorder = self.recorder
         if recorder is None:
             return
@@ -267,7 +267,7 @@ class Bench:
 
 
 def _refuse(smaller: Smaller) -> None:
-    """Fewer rows together would be another measurement."""
+    """Raise BrimError: fewer rows together would be another measurement."""
     raise _ran_out(f"{smaller.before:,} rows of {smaller.longest:,} tokens, in {smaller.doing}")
 
 
@@ -279,11 +279,11 @@ def _ran_out(message: str) -> BrimError:
 
 
 class _EnoughSteps(Exception):
-    """The loop has run as many steps as were asked for; its checkpoint is not wanted."""
+    """End the loop after the steps that were asked for, before it writes a checkpoint."""
 
 
 class _Stepper:
-    """Takes the peaks between the loop's steps."""
+    """Take the peaks between the loop's steps."""
 
     def __init__(self, bench: Bench, num_steps: int) -> None:
         self._bench = bench
@@ -296,7 +296,7 @@ class _Stepper:
 
     def write(self, record: Record) -> None:
         if record.get("event") == "oom":
-            raise _ran_out(f"{record['message']}, in step {self._step}")  # begun anew, it would be another step
+            raise _ran_out(f"{record['message']}, in step {self._step}")  # a retry would measure another step
         if record.get("event") == "overflow":
             self._overflowed = True
         elif record.get("split") == "train" and self._overflowed:
@@ -333,7 +333,7 @@ _LLAMA: dict[str, Any] = {
 
 @contextmanager
 def tiny(request: Request) -> Iterator[Request]:
-    """The same phases, one step of each, on a Llama of 20,000 random weights."""
+    """Yield a request for the same phases, one step of each, on a Llama of 20,000 random weights."""
     _import_architecture(request)
     with TemporaryDirectory() as name:
         (Path(name) / "config.json").write_text(json.dumps(_LLAMA), encoding="utf-8")
@@ -372,7 +372,7 @@ def _on_any_model(config: Config) -> Config:
 
 
 def random_rows(lengths: Sequence[int], *, vocabulary: int, supervised: bool, seed: int) -> TokenRows:
-    """One row a length. supervised: all tokens are learned from; else none, so that the rows are prompts."""
+    """Draw one row for each length. supervised: the loss counts all tokens; else none, so that the rows are prompts."""
     generator = np.random.default_rng(seed)
     return TokenRows.from_rows(
         TokenRow(
@@ -385,7 +385,7 @@ def random_rows(lengths: Sequence[int], *, vocabulary: int, supervised: bool, se
 
 
 def in_order_of_steps(steps: Sequence[Sequence[int]], *, num_rows: int, seed: int) -> list[int]:
-    """The length of each of `num_rows` rows, such that the loop's step k takes rows of the k-th lengths.
+    """Return the length of each of `num_rows` rows, such that the loop's step k takes rows of the k-th lengths.
 
     Steps after the last one given are like it. All steps have the same number of rows, and `num_rows` is a multiple.
     """

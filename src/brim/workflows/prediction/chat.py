@@ -1,7 +1,7 @@
-"""Let a person talk with a model: answers are streamed as they are made.
+"""Let a person talk with a model: answers are streamed as they are generated.
 
-With `chat`, what was said before stays known; without it, each prompt stands alone. The session settles where the
-chat template stands, and the day that it sees.
+With `chat`, a prompt holds the turns before it; without it, each prompt stands alone. A run's own chat template, and
+the day that it was begun on, are those of its session.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from brim.workflows.prediction.prompts import require_continuable, require_texts
 
 
 def template_texts(session: Session) -> TemplateTexts | None:
-    """The template as it is written, to be stored with what was learned; None without `chat`."""
+    """Return the template's source, to be stored with the trained weights; None without `chat`."""
     chat = session.config.chat
     return None if chat is None else read_template(chat.template, session.encoder.folder)
 
 
 def with_stored_template(config: Config, run: RunFolder) -> Config:
-    """A run's configuration with the template that is stored in it: the base's own may have changed since."""
+    """Return a run's configuration with the template that is stored in it: the base's own may have changed since."""
     if config.chat is None or not (run.model / TEMPLATE_FILE).is_file():
         return config
     chat = config.chat.model_copy(update={"template": str(run.model.resolve())})
@@ -48,7 +48,7 @@ def with_stored_template(config: Config, run: RunFolder) -> Config:
 
 
 def with_day_of_run(session: Session, run: RunFolder) -> Session:
-    """The session with the day that a run was begun on, so that it can be continued on another."""
+    """Return the session with the day that a run was begun on, so that it can be continued on another."""
     was_chosen = any(choice.key == "chat.date" for choice in session.choices)
     if not was_chosen or session.config.chat is None or not run.config.is_file():
         return session
@@ -68,11 +68,10 @@ Turn = Mapping[str, str]
 
 
 class Conversation:
-    """Asks one thing after the other. With `chat`, the template writes all turns; otherwise each prompt stands alone.
+    """Ask a model one thing after the other. With `chat`, the template writes all turns; else each prompt stands alone.
 
     Without `chat`, a text is the input feature's value, around which `prompt` puts its words; where these ask for more
-    columns, it is a JSON object of them. say: told what a person should know, such as that the oldest turns were
-    forgotten.
+    columns, it is a JSON object of them. say: gets notes for the person, such as that the oldest turns were forgotten.
     """
 
     def __init__(self, session: Session, llm: LLM, *, say: Say = say_nothing) -> None:
@@ -83,7 +82,7 @@ class Conversation:
         self._turns: list[Turn] = []
         self._most_tokens = self._room_for_tokens()
         self._kept = KeptCache(most_columns=self._most_tokens) if self.remembers else None
-        self._answer: Pieces | None = None  # the last one, which may not be at its end
+        self._answer: Pieces | None = None  # the last one, which may be unfinished
         require_streamable(llm, self._session)
         if not self.remembers and has_template(session.encoder.folder):
             say(
@@ -93,16 +92,16 @@ class Conversation:
 
     @property
     def remembers(self) -> bool:
-        """Whether what was said before is part of the next prompt."""
+        """Return whether earlier turns are part of the next prompt."""
         return self._session.config.chat is not None
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """What was said, each with its role, as far as it is not forgotten; the system's turn first."""
+        """Return the turns that are not forgotten, each with its role, the system's first."""
         return (*self._beginning(), *self._turns)
 
     def ask(self, text: str) -> Pieces:
-        """The answer in pieces. What was answered when the iterator is closed or dropped counts as the answer.
+        """Yield the answer in pieces. Once the iterator is closed or dropped, what it yielded counts as the answer.
 
         The next question, or `reset`, closes it.
         Raises DataError for a prompt that is empty or too long even alone, or that the template refuses, and InputError
@@ -116,14 +115,14 @@ class Conversation:
         return self._answer
 
     def reset(self) -> None:
-        """Forget what was said; the system's turn stays."""
+        """Forget all turns but the system's."""
         self._close()
         self._turns = []
         if self._kept is not None:
             self._kept.clear()
 
     def set_system(self, text: str | None) -> None:
-        """What the template is given as the system's turn, from now on; None for no such turn.
+        """Set the system's turn from now on; None for none.
 
         Raises InputError without `chat`.
         """
@@ -137,14 +136,14 @@ class Conversation:
         self._system = text or None
 
     def set(self, key: str, value: str) -> None:
-        """Another value for a key of `generation`, written as in YAML, from now on. Raises ConfigError, InputError."""
+        """Set a key of `generation`, written as in YAML, from now on. Raises ConfigError, InputError."""
         read, _ = read_yaml(value, "value")
         changed = with_settings(self._session, generation={key.removeprefix("generation."): read})
         require_streamable(self._llm, changed)
         self._session = changed
 
     def _room_for_tokens(self) -> int | None:
-        """Tokens that a prompt and its answer may have: those of the context, or what memory.budget holds of them."""
+        """Return the tokens that a prompt and its answer may have: the context, or as many as memory.budget holds."""
         context_length = self._session.folder.context_length
         if context_length is None or not self.remembers:
             return context_length
@@ -186,7 +185,7 @@ class Conversation:
         return finish_reason
 
     def _remembering(self, question: Turn) -> TokenRows:
-        """The prompt of the whole conversation, or of as much of its end as the context or memory.budget holds."""
+        """Return the prompt of the conversation, or of as much of its end as the context or memory.budget holds."""
         session, kept = self._session, list(self._turns)
         while True:
             messages = [*self._beginning(), *kept, question]
@@ -231,7 +230,7 @@ def _place(row: int) -> str:
 
 
 def _for_one(config: Config) -> Config:
-    """Nothing is left out or cut where one prompt is all that there is."""
+    """Return the configuration for a single prompt, of which nothing is dropped or cut."""
     preprocessing = config.preprocessing.model_copy(update={"on_bad_row": "error", "on_overlong": "error"})
     chat = None if config.chat is None else config.chat.model_copy(update={"messages": _MESSAGES, "tools": None})
     return config.model_copy(update={"preprocessing": preprocessing, "chat": chat})
@@ -243,7 +242,7 @@ def _rows(columns: Mapping[str, list[Any]], session: Session) -> TokenRows:
 
 
 def _row(text: str, columns: tuple[str, ...]) -> Mapping[str, Any]:
-    """A text that holds the values of several columns."""
+    """Read a text that holds the values of several columns."""
     try:
         row = json.loads(text)
     except (ValueError, RecursionError):
@@ -269,12 +268,12 @@ Pieces: TypeAlias = Generator[str, None, FinishReason]  # none of them empty; th
 
 
 def stream_text(llm: LLM, session: Session, prompt: TokenRows, *, kept: KeptCache | None = None) -> Pieces:
-    """The response to one prompt, in pieces that join up to what `respond` gives.
+    """Yield the response to one prompt in pieces, which joined are what `respond` gives.
 
-    An architecture that brim's own engine cannot generate with says all at the end. kept: see KeptCache; who keeps one
-    sees to memory.budget.
-    Raises InputError, at once, for settings that only transformers' `generate` knows, and for what memory.budget does
-    not hold.
+    An architecture that brim's own engine cannot generate with yields all of it at the end. kept: see KeptCache; a
+    caller that keeps one checks memory.budget itself.
+    Raises InputError, at once, for settings that only transformers' `generate` knows, and for a prompt that
+    memory.budget does not hold.
     """
     settings, reason = settings_of(llm, session), require_streamable(llm, session)
     if kept is None:
@@ -297,17 +296,17 @@ def stream_text(llm: LLM, session: Session, prompt: TokenRows, *, kept: KeptCach
 
 
 def require_streamable(llm: LLM, session: Session) -> str:
-    """Raise InputError for settings with which no response can be given while it is made.
+    """Raise InputError for settings with which a response cannot be streamed.
 
-    Returns why the architecture cannot do it either, empty where it can.
+    Return why the architecture cannot be streamed from; empty where it can.
     """
     architecture = base_model(llm.model)
     reason = SlotsEngine.why_not(type(architecture), architecture.config, settings_of(llm, session))
     if reason.startswith("generation."):
         raise InputError(
-            what=f"a response cannot be given while it is made: {reason}",
+            what=f"a response cannot be streamed: {reason}",
             where="generation",
-            fix="leave the key as it is by default, or ask for the whole response at once",
+            fix="leave the key at its default, or ask for the whole response at once",
         )
     return reason
 

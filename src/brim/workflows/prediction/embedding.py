@@ -1,4 +1,4 @@
-"""Collect what layers of a model make of a data set's prompts: in memory, or as a parquet file."""
+"""Collect the outputs of a model's layers for a data set's prompts: in memory, or as a parquet file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _BLOCK_BYTES = 16 << 20  # of vectors that are read, and written, together
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activations:
-    """Outputs of layers for rows of a data set, in the order of the rows."""
+    """Hold the outputs of layers for rows of a data set, in the order of the rows."""
 
     rows: NDArray[np.int64]  # their numbers in the data
     num_tokens: NDArray[np.int64]  # of each row's prompt
@@ -57,7 +57,7 @@ class Activations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is asked of a collection beside the configuration."""
+    """Say what to collect, beside the configuration."""
 
     layers: Sequence[LayerName]
     split: str = "full"
@@ -79,10 +79,10 @@ def activations_of(
     say: Say,
     on_batch: Callable[[int], None],
 ) -> Activations:
-    """Run the prompts of a split through the model and keep what the layers make of them.
+    """Run the prompts of a split through the model and keep the outputs of the layers.
 
-    llm: where the weights are there already; otherwise `weights` loads them.
-    Raises InputError for a layer that is not there, DataError for rows that cannot be used, OutputError and WriteError.
+    llm: the weights where they are loaded already; otherwise `weights` loads them.
+    Raises InputError for an unknown layer, DataError for rows that cannot be used, OutputError and WriteError.
     """
     if asked.output is not None:
         check_output(asked.output)
@@ -132,7 +132,7 @@ def activations_of(
 
 
 def check_pooling(name: str | None) -> Pooling:
-    """A way of pooling as a person typed it; "none" is None. Raises InputError for one that does not exist."""
+    """Return the pooling that a person typed; "none" is None. Raises InputError for one that does not exist."""
     known: dict[str | None, Pooling] = {"mean": "mean", "last": "last", "none": None, None: None}
     if name not in known:
         raise InputError(what=f"there is no pooling {name!r}", expected="mean, last or none")
@@ -140,7 +140,7 @@ def check_pooling(name: str | None) -> Pooling:
 
 
 def check_output(path: Path) -> None:
-    """Refuse, before any work is done, a file that could not be written or stands there already."""
+    """Raise OutputError, before any work is done, for a file that cannot be written or exists already."""
     if path.suffix != PARQUET:
         raise OutputError(
             what="vectors are written as parquet alone",
@@ -154,7 +154,7 @@ def check_output(path: Path) -> None:
 
 
 def _prompts(session: Session, data: Data, *, split: str) -> tuple[TokenRows, Ledger, Sequence[str]]:
-    """Prompts of at least one token that the context holds; what became of the others; and notes."""
+    """Return prompts of at least one token that the context holds, the ledger of the others, and notes."""
     source, config = read(data), session.config
     if LABELS in (config.prompt.template or ""):
         config, _ = with_labels_of_data(config, source)
@@ -186,7 +186,7 @@ def _write(
     *,
     by_token: bool,
 ) -> Path | None:
-    """The ledger and then the vectors, so that there are never these without that. Returns the ledger's path."""
+    """Write the ledger and then the vectors, which are never there without it. Return the ledger's path."""
     beside = write_ledger(ledger, output)
     try:
         with whole_file(output) as temporary:
@@ -198,7 +198,7 @@ def _write(
             raise WriteError(
                 what=f"the output cannot be written: {error.strerror or error}",
                 where=str(output),
-                fix="make room, or name a file on a larger disk",
+                fix="free disk space, or name a file on a larger disk",
             ) from error
         raise
     return beside
@@ -229,7 +229,7 @@ def _write_blocks(
 
 
 def _blocks(starts: NDArray[np.int64], most_vectors: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows with at most so many vectors, or of one row."""
+    """Yield ranges of rows with at most so many vectors, or of one row."""
     first, num_rows = 0, len(starts) - 1
     while first < num_rows:
         end = int(np.searchsorted(starts, starts[first] + most_vectors, side="right")) - 1

@@ -1,6 +1,6 @@
 """Evaluate a model on the rows of a data set, and compare two models on the same rows.
 
-A comparison says what the one model is better at, and how sure that is.
+A comparison shows at what the one model is better, with an interval for each difference.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from brim.units import format_count
 from brim.workflows.prediction.prompts import continuable
 from brim.workflows.runs import Comparison, EvaluateResult, TrainResult
 
-# What is counted a token, so that it says nothing across tokenizers.
+# Figures by the token, which cannot be compared across tokenizers.
 _BY_TOKEN = ("loss", "perplexity", "token_accuracy", "response_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A model and its rows, before anything of it is loaded."""
+    """Hold a model and its rows, before its weights are loaded."""
 
     name: str
     session: Session
     rows: TokenRows
-    asked: Asked | None  # None: no texts are wanted
+    asked: Asked | None  # None: texts are not asked for
     ledger: Ledger
     notes: tuple[str, ...]  # on the rows
 
     def only(self, keys: NDArray[np.int64]) -> Contender:
-        """With the rows of these keys."""
+        """Return the contender with the rows of these keys alone."""
         positions = np.flatnonzero(np.isin(self.rows.keys, keys))
         asked = self.asked
         if asked is not None:
@@ -79,8 +79,8 @@ def contender(
 ) -> Contender:
     """Return a model with its rows of a split.
 
-    with_texts: texts are wanted; of a category they are in any case. like: the first model, whose rows, settings of
-    `generation` and texts the other one is given.
+    with_texts: generate texts, too; for a category they are generated in any case. like: the first model, whose rows,
+    settings of `generation` and choice of texts the other one takes.
     """
     config = session.config
     if with_texts and label_reader(config) is None:
@@ -110,23 +110,24 @@ def contender(
 def evaluated(
     contender: Contender, llm: LLM, *, split: str, say: Say, on_batch: Callable[[int], None]
 ) -> EvaluateResult:
-    """Return a model's figures on its rows. on_batch: told how many more rows are done."""
+    """Return a model's figures on its rows. on_batch: is called with the number of rows done since."""
     session, rows, asked = contender.session, contender.rows, contender.asked
     result = evaluate(llm, session, rows, split=split, asked=asked, say=say, on_batch=on_batch)
     return replace(result, num_left_out=contender.ledger.num_left_out())
 
 
 def _with_same_rows(config: Config, like: Config) -> Config:
-    """The configuration with all that decides which rows are in a split."""
+    """Return the configuration with all that decides which rows are in a split."""
     parts = {part: getattr(like.preprocessing, part) for part in ("split", "sample_ratio", "sample_size")}
     preprocessing = config.preprocessing.model_copy(update=parts)
     return config.model_copy(update={"preprocessing": preprocessing, "random_seed": like.random_seed})
 
 
 def base_of(config: Config, run: RunFolder | None, *, has_learned: bool) -> Config:
-    """The configuration of the base model of one that was trained: without its adapter, and with its first weights.
+    """Return the configuration of a trained model's base: without its adapter, and with its first weights.
 
-    run: the one that trained it, if it is known. has_learned: in this process, so that the configuration does not say.
+    run: the one that trained it, if it is known. has_learned: it was trained in this process, which its configuration
+    does not show.
     Raises InputError where the model is its base itself.
     """
     original = config if run is None else load_config(run.config).config
@@ -152,7 +153,7 @@ def compared(
 ) -> Comparison:
     """Evaluate the other model on the rows that both can take, and compare.
 
-    ours: of the first of the contenders, whose weights are no more in memory. load: the other's weights.
+    ours: of the first contender, whose weights are not in memory any more. load: loads the other's.
     Raises DataError where there is no such row.
     """
     first, second = contenders
@@ -191,7 +192,7 @@ def _comparison(
 
 
 def _measures_on(ours: EvaluateResult, mine: Contender, keys: NDArray[np.int64]) -> dict[str, Measure]:
-    """Of the rows of these keys alone."""
+    """Return the measures of the rows of these keys alone."""
     frame = ours.rows
     if len(keys) == len(frame):
         return dict(ours.measures)
@@ -220,7 +221,7 @@ def _losses(result: EvaluateResult, keys: NDArray[np.int64]) -> NDArray[np.float
 
 
 def _answer_bytes(of: Contender) -> NDArray[np.int64]:
-    """Bytes of each row's answer in UTF-8, as its tokens read; at least 1, its end."""
+    """Return the bytes of each row's answer in UTF-8, as its tokens decode; at least 1, for its end."""
     decode = of.session.encoder.decode
     texts = (decode(row.input_ids[row.supervised].tolist(), skip_special_tokens=True) for row in of.rows)
     return np.array([max(len(text.encode()), 1) for text in texts], dtype=np.int64)
@@ -262,7 +263,7 @@ def evaluate_splits(
     say: Say,
     on_batch: Callable[[int], None],
 ) -> TrainResult:
-    """What `train` does with `trainer.type: none`, as in Ludwig."""
+    """Evaluate the splits, as `train` does with `trainer.type: none`, and Ludwig, too."""
     trainer, splits = session.config.trainer, prepared.splits
     started = time.perf_counter()
     wanted = [] if trainer.skip_all_evaluation else ["train", "validation", "test"]
@@ -289,7 +290,7 @@ def evaluate_splits(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Prompts to write a text for, and the text that the data has for each."""
+    """Hold prompts to respond to, and the answer that the data has for each."""
 
     prompts: TokenRows
     references: Sequence[str]
@@ -306,11 +307,11 @@ def evaluate(
     say: Say,
     on_batch: Callable[[int], None],
 ) -> EvaluateResult:
-    """Loss, perplexity and accuracies of rows with answers.
+    """Compute loss, perplexity and accuracies of rows with answers.
 
     asked: where given, the model's own texts are compared with the data's: for BLEU, ROUGE and exact match, or, of a
-    category, for accuracy and F1 of its labels. on_batch: told how many more rows are done, first of those that are
-    scored, then of the texts.
+    category, for accuracy and F1 of its labels. on_batch: is called with the number of rows done since, first of those
+    that are scored, then of the texts.
     """
     say(model_note(session.config, llm, trains=False))
     batches = batches_for(session, [rows], llm=llm, say=say)
@@ -346,7 +347,7 @@ def scored(
     *,
     on_batch: Callable[[int], None] = lambda rows: None,
 ) -> Scores:
-    """Loss and hits of each row under teacher forcing. on_batch: told how many more rows are done."""
+    """Compute loss and hits of each row under teacher forcing. on_batch: gets the number of rows done since."""
     return score_rows(
         llm.model,
         rows,
@@ -360,7 +361,7 @@ def scored(
 
 
 def response_measures(texts: pd.DataFrame, references: Sequence[str], reader: LabelReader | None) -> dict[str, Measure]:
-    """Of responses, as `respond` gives them, in the order of the references. reader: of a category."""
+    """Measure responses, as `respond` gives them, in the order of the references. reader: of a category."""
     responses = texts["response"].tolist()
     if reader is None:
         found = text_measures(responses, references)
@@ -374,7 +375,7 @@ def response_measures(texts: pd.DataFrame, references: Sequence[str], reader: La
 
 
 def _responses(llm: LLM, session: Session, asked: Asked, *, say: Say, on_batch: Callable[[int], None]) -> pd.DataFrame:
-    """With a column of labels for a category."""
+    """Return the responses, with a column of labels for a category."""
     texts, reader = responses_to(llm, session, asked.prompts, say=say, on_batch=on_batch), label_reader(session.config)
     if reader is not None:
         counts = LabelCounts()
@@ -393,7 +394,7 @@ def responses_to(
     say: Say,
     on_batch: Callable[[int], None],
 ) -> pd.DataFrame:
-    """Respond to each of at least one prompt, as `respond` does. engine: default: as it is planned for them."""
+    """Respond to each of at least one prompt, as `respond` does. engine: default: the one that is planned for them."""
     if engine is None:
         engine, _ = planned_engine(llm, session, prompts, say=say)
     say(status("generating", is_planned=True))
@@ -401,7 +402,7 @@ def responses_to(
 
 
 def asked_of(source: Source, session: Session, rows: TokenRows, *, split: str) -> Asked:
-    """What to write a text for, and the answers as the data has them, whole even where tokens are cut.
+    """Return the prompts to respond to, and the answers as the data has them, whole even where their tokens are cut.
 
     rows: with answers, in the order of the source. Of a conversation, the last answer is asked for.
     """
@@ -410,7 +411,7 @@ def asked_of(source: Source, session: Session, rows: TokenRows, *, split: str) -
     references = [answer for batch in batches for answer in _answers(batch, session.encoder)]
     if session.config.chat is None:
         return Asked(prompts=rows.prompts(), references=references)
-    # The rows have their answers: what cannot be used was left out before, and is no error now.
+    # The rows have their answers: what cannot be used was dropped before, and is not an error now.
     preprocessing = session.config.preprocessing.model_copy(update={"on_bad_row": "drop"})
     config = session.config.model_copy(update={"preprocessing": preprocessing})
     every = prompts_of(source, config, session.encoder, only=split).rows
@@ -420,7 +421,7 @@ def asked_of(source: Source, session: Session, rows: TokenRows, *, split: str) -
 def answerable(
     source: Source, session: Session, prepared: Prepared, *, split: str
 ) -> tuple[TokenRows, Asked, list[Entry]]:
-    """The rows of a split whose prompts can be continued, what to write a text for, and what happened to the others."""
+    """Return the rows of a split whose prompts can be continued, what to ask, and the ledger's entries on the rest."""
     rows = prepared.splits[split]
     asked = asked_of(source, session, rows, split=split)
     kept = continuable(asked.prompts, session, source, split=split, num_spare=prepared.num_spare)
@@ -429,7 +430,7 @@ def answerable(
 
 
 def _answers(batch: Texts, encoder: TextEncoder) -> list[str]:
-    """Answers as a model's text is read: a conversation's without the template's tokens around it."""
+    """Return answers as a model's text is read: a conversation's without the template's tokens around it."""
     if batch.chats is None:
         return batch.answers
     tokens = encoder.encode(batch.answers, special_tokens=False)
@@ -440,21 +441,21 @@ def _answers(batch: Texts, encoder: TextEncoder) -> list[str]:
 
 
 def size_for_generating(config: Config) -> str:
-    """The trainer's key that says how many rows are generated for at once."""
+    """Return the trainer's key that says how many rows are generated for at once."""
     return "eval_batch_size" if isinstance(config.trainer, FinetuneTrainer) else "batch_size"
 
 
 def said(num_rows: int, say: Say) -> RowsAtOnce:
-    """So many rows together, or fewer once memory has run out; then it is said."""
+    """Take so many rows together, or fewer, with a note, once memory has run out."""
     return RowsAtOnce(num_rows, on_smaller=lambda smaller: say(str(smaller)))
 
 
 def respond(
     engine: Engine, session: Session, prompts: TokenRows, *, on_batch: Callable[[int], None] = lambda rows: None
 ) -> pd.DataFrame:
-    """The model's text for each prompt: columns response, finish_reason, num_prompt_tokens, num_response_tokens.
+    """Generate the model's text for each prompt. on_batch: is called with the number of rows done since.
 
-    on_batch: told how many more rows are done.
+    The columns are response, finish_reason, num_prompt_tokens and num_response_tokens.
     """
     encoder = session.encoder
     responses = respond_to(engine, prompts, on_batch=on_batch)

@@ -1,7 +1,7 @@
 """Keep a prediction's job in a folder beside its output, with all that is needed to resume it.
 
-A job's fingerprint holds, as names and values, all that a response depends on beside its prompt: it must be the same
-to resume the job.
+A job's fingerprint holds, as names and values, all that a response depends on beside its prompt. A job can only be
+resumed with the same fingerprint.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _SHOWN = 12  # differences that a message names
 
 
 class JobFolder:
-    """Paths in a job's folder."""
+    """Name the paths in a job's folder."""
 
     def __init__(self, output: Path) -> None:
         self.output = output
         self.path = output.with_name(f".{output.name}.job")
-        self.job = self.path / "job.json"  # what the job is: written when it begins, and never again
+        self.job = self.path / "job.json"  # written when the job begins, and never again
         self.responses = self.path / "responses.journal"
         self.scores = self.path / "scores.journal"
         self.sittings = self.path / "sittings.jsonl"  # a line when a process begins to generate, and one when it ends
-        self.outputs = self.path / "outputs.json"  # digests of what this job has put in place, or was about to
+        self.outputs = self.path / "outputs.json"  # digests of what this job put in place, or was about to
         self.assembled = self.path / f"output{output.suffix}"  # the output before it is put in place
 
     @property
@@ -53,15 +53,12 @@ class JobFolder:
         return self.job.is_file()
 
     def is_finished(self) -> bool:
-        """Whether the output was put in place, and no row has been generated since."""
+        """Return whether the output was put in place, and no row has been generated since."""
         return bool(read_json(self.outputs).get("finished", False))
 
 
 def check_job(output: Path, *, resume: bool) -> None:
-    """Refuse, before any work is done, what must neither be overwritten nor be continued. Writes nothing.
-
-    Raises OutputError.
-    """
+    """Raise OutputError, before any work is done, for what must neither be overwritten nor continued."""
     folder = JobFolder(output)
     if output.exists() or output.is_symlink():
         _check_existing(folder, resume=resume)
@@ -69,56 +66,56 @@ def check_job(output: Path, *, resume: bool) -> None:
         raise OutputError(
             what="a prediction to this output was begun and not finished; nothing was changed",
             where=str(output),
-            fix=f"add --resume to go on with it, or remove {folder.path} to begin anew",
+            fix=f"add --resume to continue it, or remove {folder.path} to start again",
         )
     if folder.path.is_symlink() or (folder.path.exists() and not folder.exists and not _is_ours(folder)):
         raise OutputError(
-            what="the folder for what is needed to go on holds other things; nothing was changed",
+            what="the folder that the job would be kept in holds other files; nothing was changed",
             where=str(folder.path),
             fix="remove it, or name another output",
         )
 
 
 def job_settings(output: Path) -> Mapping[str, Any]:
-    """The configuration's keys with which a job was begun that can be gone on with; nothing where there is none."""
+    """Return the settings that the output's job was begun with; nothing where there is no job."""
     folder = JobFolder(output)
     settings: Mapping[str, Any] = _read_job(folder)["fingerprint"] if folder.exists else {}
     return settings
 
 
 class Job:
-    """A prediction on disk that one process is at."""
+    """Hold a prediction on disk that this process works on."""
 
     def __init__(self, folder: JobFolder, *, responses: Journal, scores: Journal) -> None:
         self.folder, self.responses, self.scores = folder, responses, scores
 
     def begins(self, what: Mapping[str, Any]) -> None:
-        """Rows are going to be generated: from now on the job is unfinished."""
+        """Note that rows are going to be generated: from now on the job is unfinished."""
         self._note_outputs(self._digests(), finished=False)
         self._note_sitting({"event": "begins", "time": time.time(), **what})
 
     def ends(self, what: Mapping[str, Any]) -> None:
-        """No more rows are generated in this process."""
+        """Note that no more rows are generated in this process."""
         self._note_sitting({"event": "ends", **what})
 
     def sittings(self) -> list[dict[str, Any]]:
-        """What was noted by all processes that were at this job, each with what it did where it was killed."""
+        """Return what all processes that worked on this job noted, with a line for each that was killed."""
         return _lines(self.folder.sittings)
 
     def is_in_place(self) -> bool:
-        """Whether the output is what has been assembled."""
+        """Return whether the output is what has been assembled."""
         output = self.folder.output
         return output.exists() and sha256(output) == sha256(self.folder.assembled)
 
     def put_in_place(self) -> None:
-        """Move what has been assembled to the output's place, unless the file there says the same."""
+        """Move what has been assembled to the output's place, unless the file there is the same."""
         assembled, output = self.folder.assembled, self.folder.output
         digest = sha256(assembled)
         with writing("the output", output):
             if self.is_in_place():
                 assembled.unlink()
             else:
-                # First the promise: a kill between it and the rename leaves either file as one of this job's own.
+                # First both digests: a kill before the rename, or after it, leaves a file that is known as this job's.
                 self._note_outputs([*self._digests()[-1:], digest], finished=False)
                 assembled.replace(output)
                 sync(output.parent)
@@ -126,7 +123,7 @@ class Job:
 
     @contextmanager
     def reopened(self) -> Iterator[tuple[Journal, Journal]]:
-        """Its journals, after the job is done. Raises OutputError where they are gone."""
+        """Open its journals again, after the job is done. Raises OutputError where they are gone."""
         if not self.folder.responses.is_file():
             raise OutputError(what="what was predicted is gone", where=str(self.folder.path))
         with Journal(self.folder.responses) as responses, Journal(self.folder.scores) as scores:
@@ -147,16 +144,16 @@ class Job:
 
 @contextmanager
 def open_job(output: Path, now: Fingerprint, *, resume: bool, key: str | None, say: Say) -> Iterator[Job]:
-    """The job of this output: gone on with, or begun.
+    """Open the job of this output: continued, or begun.
 
-    Raises OutputError where another process is at it, or it was begun with what gives other responses.
+    Raises OutputError where another process works on it, or it was begun with settings that give other responses.
     """
     folder = JobFolder(output)
     with ExitStack() as stack:
         stack.enter_context(_held(folder))
-        check_job(output, resume=resume)  # once more: since the first time, another process may have come and gone
+        check_job(output, resume=resume)  # again: another process may have come and gone since the first time
         if folder.exists and not resume:
-            say(f"the output of an earlier prediction is gone from {output}: it begins anew")
+            say(f"the output of an earlier prediction is gone from {output}: the prediction starts from the first row")
             with writing("the job", folder.path):
                 remove_folder(folder.path)
             stack.enter_context(_held(folder))
@@ -166,7 +163,7 @@ def open_job(output: Path, now: Fingerprint, *, resume: bool, key: str | None, s
                     say(line)
             else:
                 if resume:
-                    say(f"nothing to continue at {output}: it begins anew")
+                    say(f"nothing to continue at {output}: the prediction starts from the first row")
                 _begin(folder, now, key=key)
             _close_sitting(folder)
             responses = stack.enter_context(Journal(folder.responses))
@@ -174,26 +171,26 @@ def open_job(output: Path, now: Fingerprint, *, resume: bool, key: str | None, s
             if responses.num_torn_bytes:
                 say(
                     f"the last {responses.num_torn_bytes:,} bytes of {folder.responses} are not whole (a kill, or "
-                    "damage); the rows that stood there are generated again"
+                    "damage); the rows that they held are generated again"
                 )
             yield Job(folder, responses=responses, scores=scores)
         except BaseException:
             if not (folder.responses.is_file() and folder.responses.stat().st_size > Journal.EMPTY_BYTES):
-                shutil.rmtree(folder.path, ignore_errors=True)  # nothing that could be gone on with
+                shutil.rmtree(folder.path, ignore_errors=True)  # nothing that could be continued
             raise
 
 
 def _check_existing(folder: JobFolder, *, resume: bool) -> None:
-    """Of an output that is there."""
+    """Raise OutputError for an output that exists, unless it is this job's and is to be resumed."""
     where = str(folder.output)
     if not resume:
         what = "the output file exists already; nothing was changed"
-        go_on = "go on with it (new rows of the data) with --resume, in Python with resume=True, or name another"
+        go_on = "add what is missing with --resume, in Python with resume=True, or name another"
         fix = go_on if folder.exists else "name another"
         raise OutputError(what=what, where=where, fix=fix)
     if not folder.exists:
         raise OutputError(
-            what="the output file exists already, with nothing beside it to go on with; nothing was changed",
+            what="the output file exists already, without a job beside it to resume; nothing was changed",
             where=where,
             expected=f"the folder {folder.path.name}, which brim leaves beside what it has predicted",
             fix="name another output, or move this file away",
@@ -204,7 +201,7 @@ def _check_existing(folder: JobFolder, *, resume: bool) -> None:
             what="the output file is not the one that this job wrote: it is of another run, or was changed since; "
             "nothing was changed",
             where=where,
-            fix="move it away, or name another output; with --resume the job then puts its own file there again",
+            fix="move it away, or name another output; with --resume the job then writes its own file there again",
         )
 
 
@@ -217,19 +214,19 @@ def _begin(folder: JobFolder, now: Fingerprint, *, key: str | None) -> None:
 
 
 def _allowed_changes(folder: JobFolder, now: Fingerprint, *, key: str | None) -> list[str]:
-    """What has changed since the job was begun and is only said. Raises OutputError for what gives other responses."""
+    """Return notes on what has changed since the job was begun. Raises OutputError for what gives other responses."""
     job = _read_job(folder)
     changed = differences(job["fingerprint"], json.loads(json.dumps(now)))
     if job["key"] != key:
         named = [f"the column `{name}`" if name else "their numbers" for name in (job["key"], key)]
-        changed.append(f"rows were known by {named[0]}, and are now by {named[1]} (--key)")
+        changed.append(f"rows were identified by {named[0]}, and now are by {named[1]} (--key)")
     if changed:
         more = [f"and {len(changed) - _SHOWN:,} more"] if len(changed) > _SHOWN else []
         raise OutputError(
-            what="the prediction cannot be gone on with: what its responses depend on has changed since it began\n"
+            what="the prediction cannot be continued: what its responses depend on has changed since it began\n"
             + "\n".join(f"    {line}" for line in [*changed[:_SHOWN], *more]),
             where=str(folder.output),
-            fix="restore it, or write to another output; to begin anew here, remove "
+            fix="restore it, or write to another output; to start again here, remove "
             f"{folder.path}" + (" and the output" if folder.output.exists() else ""),
         )
     versions = package_versions()
@@ -241,7 +238,7 @@ def _allowed_changes(folder: JobFolder, now: Fingerprint, *, key: str | None) ->
 
 
 def _close_sitting(folder: JobFolder) -> None:
-    """Note of a process that was killed until when it wrote, before anything is written again."""
+    """Note, of a process that was killed, until when it wrote, before anything else is written."""
     sittings = _lines(folder.sittings)
     if not sittings or sittings[-1]["event"] == "ends":
         return
@@ -253,7 +250,7 @@ def _close_sitting(folder: JobFolder) -> None:
 
 @contextmanager
 def _held(folder: JobFolder) -> Iterator[None]:
-    """Keep other processes from the job's folder meanwhile. A killed process lets go of it by itself."""
+    """Keep other processes from the job's folder meanwhile. The system frees the lock of a killed process."""
     with writing("the job", folder.path):
         make_folder(folder.path)
         descriptor = os.open(folder.path, os.O_RDONLY)
@@ -274,7 +271,7 @@ def _held(folder: JobFolder) -> Iterator[None]:
 
 
 def _is_ours(folder: JobFolder) -> bool:
-    """Whether a folder without a job in it is what a kill left of one that was about to begin."""
+    """Return whether a folder without a job is what a kill left of one that was about to begin."""
     return folder.path.is_dir() and all(entry.name in (".job.json.tmp",) for entry in folder.path.iterdir())
 
 
@@ -284,13 +281,13 @@ def _read_job(folder: JobFolder) -> dict[str, Any]:
         raise InputError(
             what="the prediction that was begun here was written by another version of brim, or is damaged",
             where=str(folder.path),
-            fix="remove the folder to begin anew, or go on with the version that began",
+            fix="remove the folder to start again, or continue with the version that began it",
         )
     return job
 
 
 def _write_line(file: TextIO, line: Mapping[str, Any]) -> None:
-    """On a line of its own, even after one that a kill has cut off."""
+    """Write a line of its own, even after one that a kill has cut off."""
     file.write(f"\n{json.dumps(line)}\n")
 
 
@@ -301,8 +298,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 Fingerprint: TypeAlias = dict[str, Any]
 
 
-# Where things lie, what they run on, what batches they are cut into and what becomes of rows that cannot be used. What
-# a row is given to read is compared row by row.
+# Where files are, what the model runs on, how batches are partitioned and what happens to rows that cannot be used. The
+# prompts are compared row by row.
 _NO_RESULT = (
     "dataset",
     "base_model",
@@ -341,7 +338,7 @@ _WHICH_ROWS = ("preprocessing.split", "preprocessing.sample_ratio", "preprocessi
 _BASE_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "vocab*", "merges*", "*.py", "*/*.jinja")
 
 
-# Larger files are known by their size and samples: reading 16 GB takes as long as many a job.
+# Larger files are identified by their size and samples: reading 16 GB takes as long as many a job.
 _WHOLE_BYTES = 64 * 2**20
 
 
@@ -349,7 +346,7 @@ _SAMPLES, _SAMPLE_BYTES = 256, 1 << 16
 
 
 def fingerprint(session: Session, *, split: str) -> Fingerprint:
-    """Of the configuration's keys that change a response, and of the files of the base model and the adapter."""
+    """Collect the keys of the configuration that change a response, and digests of the files of base and adapter."""
     config = flat(mask_secrets(session.config.model_dump(mode="json")))
     kept = {key: value for key, value in config.items() if not _is_without_effect(key)}
     if split == "full":
@@ -369,14 +366,14 @@ def fingerprint(session: Session, *, split: str) -> Fingerprint:
 
 
 def _other_numbers(session: Session) -> dict[str, str]:
-    """vLLM draws from a row's seed in a way of its own; all other engines draw the same."""
+    """Name the engine where it changes the samples: vLLM draws otherwise from a row's seed than all other engines."""
     generation = session.config.generation
     samples = generation.do_sample and generation.temperature > 0
     return {_ENGINE: "vllm"} if samples and generation.engine == "vllm" else {}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs, in words: "generation.top_p: 0.9 before, 1.0 now"; of files and texts only which."""
+    """List what differs: "generation.top_p: 0.9 before, 1.0 now"; of files and texts only their names."""
     lines = []
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)
@@ -392,7 +389,7 @@ def _is_without_effect(key: str) -> bool:
 
 
 def _base_files(session: Session) -> dict[str, str]:
-    """The files of a local folder; of a model from the Hub its commit, which its files cannot leave."""
+    """Return digests of the files of a local folder; of a model from the Hub its commit, which fixes its files."""
     folder = session.folder
     if folder.name == str(folder.path):
         return {f"the base model's {name}": digest for name, digest in _files(folder.path, _BASE_FILES)}
@@ -414,7 +411,7 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[tuple[str, str]]
 
 
 def _digest_of_file(path: Path) -> str:
-    """The content's digest; of a large file that of its size and of samples, the ends among them."""
+    """Return the content's digest; of a large file that of its size and of samples, its ends among them."""
     size = path.stat().st_size
     if size <= _WHOLE_BYTES:
         return sha256(path)

@@ -45,20 +45,17 @@ _MARK = "num_response_tokens"  # in every summary
 
 
 def ledger_path(output: Path) -> Path:
-    """Where it stands which rows were cut or left out of these predictions."""
+    """Return the path of the ledger, which lists the rows that were cut or left out of these predictions."""
     return output.with_name(f"{output.name}.ledger.parquet")
 
 
 def summary_path(output: Path) -> Path:
-    """Where it stands what these predictions consist of, and what they took."""
+    """Return the path of the summary, which says what these predictions consist of, and what they took."""
     return output.with_name(f"{output.name}.summary.json")
 
 
 def check_place(output: Path, *, resume: bool) -> None:
-    """Refuse, before any work is done, a place that cannot be written, or holds what must not be written over.
-
-    Raises OutputError.
-    """
+    """Raise OutputError, before any work is done, for a place that cannot be written, or must not be overwritten."""
     require_writable(output)
     check_job(output, resume=resume)
     if not JobFolder(output).path.exists():
@@ -68,7 +65,7 @@ def check_place(output: Path, *, resume: bool) -> None:
 
 
 def write_ledger(ledger: Ledger, output: Path) -> Path | None:
-    """Write the ledger where it has entries, and take away an earlier one where it has none. Returns its path."""
+    """Write the ledger where it has entries, and remove an earlier one where it has none. Return its path."""
     path = ledger_path(output)
     if len(ledger):
         ledger.write(path)
@@ -86,13 +83,13 @@ def write_summary(summary: Mapping[str, Any], output: Path) -> None:
 
 
 def read_summary(output: Path) -> Mapping[str, Any] | None:
-    """The summary beside an output; None where there is none."""
+    """Read the summary beside an output; None where there is none."""
     summary = read_json(summary_path(output))
     return summary if _MARK in summary else None
 
 
 def _is_ledger(path: Path) -> bool:
-    """Whether a file is a ledger of an output that is gone."""
+    """Return whether a file is a ledger, of an output that is gone."""
     try:
         return bool(pq.read_schema(path).names == Ledger.SCHEMA.names)
     except (pa.ArrowInvalid, OSError):
@@ -105,7 +102,7 @@ def _is_summary(path: Path) -> bool:
 
 
 def summary_of(counts: Counts, ledger: Ledger, sittings: Sequence[Mapping[str, Any]], *, device: str) -> dict[str, Any]:
-    """For the summary file. sittings: what each process that was at the prediction noted when it began and ended."""
+    """Return the summary file's content. sittings: what each process noted when it began and when it ended."""
     begins = [line for line in sittings if line["event"] == "begins"]
     ends = [line for line in sittings if line["event"] == "ends"]
     killed = [begin for begin, end in zip(begins, ends, strict=False) if end.get("killed")]
@@ -132,7 +129,7 @@ def summary_of(counts: Counts, ledger: Ledger, sittings: Sequence[Mapping[str, A
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """What the blocks consisted of."""
+    """Count what the blocks consist of."""
 
     num_rows: int = 0
     num_prompt_tokens: int = 0
@@ -143,7 +140,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """Prompts of a source with their responses. response, log_probability: by the prompt's position."""
+    """Hold prompts of a source with their responses. response, log_probability: by the prompt's position."""
 
     source: Source
     prompts: TokenRows  # in the order of the source
@@ -156,7 +153,7 @@ class Predictions:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of each block: row, the input's columns, the responses and what is known of them."""
+        """Return the schema of each block: row, the input's columns, the responses and their figures."""
         types = self._types
         fields = [
             pa.field(each.name, types[each.name]) if each.name in types else self.source.plain_field(each.name)
@@ -165,7 +162,7 @@ class Predictions:
         return pa.schema([pa.field(ROW, pa.int64()), *fields, *self._added_fields()])
 
     def blocks(self, counts: Counts) -> Iterator[pa.Table]:
-        """All rows in the order of the source; `counts` fills while they are drawn."""
+        """Yield all rows in the order of the source, in blocks, and count them in `counts` meanwhile."""
         schema, types, lengths = self.schema, self._types, self.prompts.lengths
         done = 0
         for rows, block in blocks(self.source.table, self.prompts.keys):
@@ -182,14 +179,14 @@ class Predictions:
 
     @cached_property
     def _types(self) -> dict[str, pa.DataType]:
-        """Of the columns that are lists or objects, where they are to be typed."""
+        """Return the types of the columns that are lists or objects, where they are to be typed."""
         table = self.source.table
         nested = [each.name for each in table.schema if nested_word(each)] if self.typed else []
         found = {name: nested_type(table[name]) for name in nested}
         return {name: kind for name, kind in found.items() if kind is not None}
 
     def table(self, counts: Counts) -> pa.Table:
-        """All blocks together."""
+        """Return all blocks as one table."""
         return pa.concat_tables([self.schema.empty_table(), *self.blocks(counts)])
 
     def _added_fields(self) -> list[pa.Field]:
@@ -207,7 +204,7 @@ class Predictions:
     def _added(
         self, positions: NDArray[np.intp], responses: list[Response], lengths: NDArray[np.int64], counts: Counts
     ) -> list[pa.Array]:
-        """The columns of `_added_fields`."""
+        """Return the columns of `_added_fields`."""
         texts = [self.encoder.decode(response.token_ids, skip_special_tokens=True) for response in responses]
         labels = [] if self.labels is None else [counts.labels.extract(texts, self.labels[1])]
         columns = [
@@ -242,13 +239,13 @@ _ROWS_A_GROUP = 4096  # of a parquet file: held in memory together
 
 
 def check_output(path: Path) -> None:
-    """Refuse, before any work is done, a file that could not be written or stands there already."""
+    """Raise OutputError, before any work is done, for a file that cannot be written or exists already."""
     require_writable(path)
     require_free(path)
 
 
 def require_free(path: Path) -> None:
-    """Raise OutputError where something stands there already."""
+    """Raise OutputError where something exists there already."""
     if path.exists() or path.is_symlink():
         raise OutputError(
             what="the output file exists already; nothing was changed", where=str(path), fix="name another"
@@ -256,7 +253,7 @@ def require_free(path: Path) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Refuse, before any work is done, a file that could not be written."""
+    """Raise OutputError, before any work is done, for a file that cannot be written."""
     if path.suffix not in _WRITERS:
         raise OutputError(
             what=f"the output's ending {path.suffix!r} is not known" if path.suffix else "the output has no ending",
@@ -275,7 +272,7 @@ def require_writable(path: Path) -> None:
 
 
 def require_free_names(source: Source, responses: Sequence[str], *, with_scores: bool = False) -> None:
-    """Refuse, before any work is done, data whose columns are called like those that predictions add."""
+    """Raise DataError, before any work is done, for data with columns named like those that predictions add."""
     own = (ROW, *responses, *_OWN_COLUMNS[1:], *([LOG_PROBABILITY] if with_scores else []))
     taken = [name for name in own if name in source.table.column_names]
     if taken:
@@ -308,7 +305,7 @@ def _table(batch: pa.RecordBatch) -> pa.Table:
 
 
 def frame_of(table: pa.Table) -> pd.DataFrame:
-    """A table for pandas; whole numbers stay whole numbers beside empty cells, lists and objects are Python's."""
+    """Return a table for pandas; whole numbers stay whole beside empty cells, lists and objects are Python's."""
     frame: pd.DataFrame = table.to_pandas(integer_object_nulls=True)
     for name, values in _nested(table).items():
         frame[name] = pd.Series(values, index=frame.index, dtype=object)
@@ -316,7 +313,7 @@ def frame_of(table: pa.Table) -> pd.DataFrame:
 
 
 def _nested(table: pa.Table) -> dict[str, list[Any]]:
-    """The values of the columns that hold lists or objects, as such or as JSON."""
+    """Return the values of the columns that hold lists or objects, as such or as JSON."""
     found = {}
     for each in table.schema:
         if nested_word(each):
@@ -334,7 +331,7 @@ def _write_parquet(schema: pa.Schema, blocks: Iterable[pa.Table], path: Path) ->
 
 
 def _groups(blocks: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Blocks together, by their rows alone, so that a file does not depend on how it came about."""
+    """Join blocks by their numbers of rows alone, so that a resumed file is equal to one written at once."""
     held: list[pa.Table] = []
     for block in blocks:
         held.append(block)
@@ -346,7 +343,7 @@ def _groups(blocks: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _write_jsonl(schema: pa.Schema, blocks: Iterable[pa.Table], path: Path) -> None:
-    """By hand, since pandas rounds numbers to ten digits and turns dates into milliseconds."""
+    """Write JSON without pandas, which rounds numbers to ten digits and turns dates into milliseconds."""
     with path.open("w", encoding="utf-8") as file:
         for block in blocks:
             for record in frame_of(block).to_dict("records"):
@@ -355,7 +352,7 @@ def _write_jsonl(schema: pa.Schema, blocks: Iterable[pa.Table], path: Path) -> N
 
 
 def _write_csv(schema: pa.Schema, blocks: Iterable[pa.Table], path: Path) -> None:
-    """All texts quoted, so that a lone carriage return in one ends no line; lists and objects are JSON."""
+    """Write CSV with all texts quoted, so that a carriage return does not end a line; lists and objects as JSON."""
     with path.open("w", encoding="utf-8", newline="") as file:
         frame_of(schema.empty_table()).to_csv(file, index=False, quoting=csv.QUOTE_NONNUMERIC)
         for block in blocks:
@@ -369,7 +366,7 @@ def _write_csv(schema: pa.Schema, blocks: Iterable[pa.Table], path: Path) -> Non
 
 
 def _plain(value: Any) -> Any:
-    """Null for what is missing; JSON has no NaN."""
+    """Return None for a missing value, since JSON has no NaN."""
     missing = value is None or value is pd.NaT or (isinstance(value, float) and math.isnan(value))
     return None if missing else value
 
@@ -388,7 +385,7 @@ def _unwritable(path: Path, error: OSError) -> Problem:
     return Problem(
         what=f"the output cannot be written: {reason}",
         where=str(path),
-        fix="name a file in a folder that may be written to and has room",
+        fix="name a file in a folder that can be written to, on a disk with free space",
     )
 
 

@@ -1,7 +1,7 @@
-"""Decide which prompts can be continued: not empty, and with room in the context for the new tokens.
+"""Decide which prompts can be continued: not empty, and short enough that the context holds the new tokens, too.
 
-Policies say what becomes, in one prediction, of rows that cannot be used and of prompts that are too long. A row is
-known by its number, or by the value of a column, wherever it stands.
+Policies decide, for one prediction, what happens to rows that cannot be used and to prompts that are too long. A row
+is identified by its number, or by the value of a column, wherever in the data it is.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _ON_OVERLONG: dict[OnOverlong, str] = {"error": "error", "truncate_left": "trunc
 
 
 def check_on_error(name: str | None) -> OnError | None:
-    """As a person typed it. Raises InputError."""
+    """Return the policy that a person typed. Raises InputError for another word."""
     _require_one_of(name, get_args(OnError), "on_error")
     return cast("OnError | None", name)
 
 
 def check_on_overlong(name: str | None) -> OnOverlong | None:
-    """As a person typed it. Raises InputError."""
+    """Return the policy that a person typed. Raises InputError for another word."""
     _require_one_of(name, get_args(OnOverlong), "on_overlong")
     return cast("OnOverlong | None", name)
 
 
 def with_policies(session: Session, *, on_error: OnError | None, on_overlong: OnOverlong | None) -> Session:
-    """The session with other policies where they are given; else as its configuration says.
+    """Return the session with the policies that are given; else as its configuration says.
 
     `skip` leaves out and names in the ledger: rows that cannot be read, rows with which the prompt cannot be filled,
     empty prompts and prompts that are too long.
@@ -66,7 +66,7 @@ def with_policies(session: Session, *, on_error: OnError | None, on_overlong: On
 
 
 def _without_missing(config: Config) -> Config:
-    """With rows left out that have no value where the prompt needs one, unless it is filled in."""
+    """Return the configuration that drops rows without a value that the prompt needs, unless it is filled in."""
     return config.model_copy(update={"input_features": tuple(map(_dropping_missing, config.input_features))})
 
 
@@ -94,9 +94,9 @@ _SHOWN = 5  # a message locates this many rows and counts the others
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuable:
-    """The prompts that can be continued, and what happened to the others."""
+    """Hold the prompts that can be continued, and the ledger's entries on the others."""
 
-    prompts: TokenRows  # cut to their room where preprocessing.on_overlong is truncate
+    prompts: TokenRows  # shortened where preprocessing.on_overlong is truncate
     positions: NDArray[np.int64]  # of these prompts among those that were given
     entries: list[Entry]
 
@@ -104,12 +104,12 @@ class Continuable:
 def continuable(
     prompts: TokenRows, session: Session, source: Source, *, split: str, keep: Keep = "first", num_spare: int = 0
 ) -> Continuable:
-    """Leave out or cut what cannot be continued, as preprocessing.on_bad_row and on_overlong say.
+    """Drop or cut what cannot be continued, as preprocessing.on_bad_row and on_overlong say.
 
-    keep: the first tokens of a prompt that is cut, or the last, behind its BOS. num_spare: how many prompts are left
-    out where these say `auto`.
+    keep: the first tokens of a prompt that is cut, or the last, after its BOS. num_spare: how many prompts may be
+    dropped where these say `auto`.
     Raises DataError where they say that it is an error, or when more than half of the prompts are empty; ConfigError
-    where the new tokens leave no prompt any room.
+    where the new tokens fill the whole context.
     """
     policy, room = session.config.preprocessing, _room(session)
     lengths = prompts.num_prompt_tokens
@@ -152,10 +152,10 @@ def require_rows(rows: TokenRows, split: str, source: Source) -> None:
 
 
 def require_continuable(rows: TokenRows, session: Session, locate: Callable[[int], str]) -> None:
-    """Raise DataError, naming the rows, for prompts that the model cannot go on from.
+    """Raise DataError, naming the rows, for prompts that the model cannot continue.
 
-    rows: prompts, with or without their answers. locate: where the row of a key stands.
-    Raises ConfigError where the new tokens leave no prompt any room.
+    rows: prompts, with or without their answers. locate: names the place of a key's row.
+    Raises ConfigError where the new tokens fill the whole context.
     """
     lengths = rows.num_prompt_tokens
     problems = [
@@ -171,7 +171,7 @@ def _cut(prompts: TokenRows, room: int, keep: Keep, session: Session) -> TokenRo
 
 
 def _room(session: Session) -> int | None:
-    """Tokens that a prompt may have; None where the model has no limit."""
+    """Return the tokens that a prompt may have; None where the model has no limit."""
     new_tokens, context_length = session.config.generation.max_new_tokens, session.folder.context_length
     assert new_tokens is not None, "resolved before"
     if context_length is None:
@@ -204,7 +204,7 @@ def _dropped_empty(keys: list[int], source: Source, split: str, *, num_rows: int
 
 
 def _entries(keys: NDArray[np.int64], lengths: NDArray[np.int64], room: int, split: str, *, how: str) -> list[Entry]:
-    """Of prompts that are cut to their room, or dropped since they do not fit it."""
+    """Return the ledger's entries on prompts that are cut to the limit, or dropped since they exceed it."""
     return [
         Entry(
             key=key,
@@ -250,10 +250,11 @@ def prompts_of_texts(prompts: Sequence[str], session: Session) -> TokenRows:
 
 
 def require_texts(prompts: Sequence[object]) -> None:
-    """Raise InputError for a prompt that is no text, or cannot be written as UTF-8."""
+    """Raise InputError for a prompt that is not a text, or cannot be written as UTF-8."""
     for number, prompt in enumerate(prompts, start=1):
         if not isinstance(prompt, str) or any("\ud800" <= character <= "\udfff" for character in prompt):
-            raise InputError(what=f"prompt {number} is no text", expected="a str, or a list of them, in valid Unicode")
+            expected = "a str, or a list of them, in valid Unicode"
+            raise InputError(what=f"prompt {number} is not a text", expected=expected)
 
 
 def _prompts(count: int) -> str:
@@ -269,10 +270,10 @@ Keys = NDArray[np.uint64]
 
 
 def row_keys(source: Source, rows: NDArray[np.int64], *, column: str | None) -> Keys:
-    """64 bits for each of these rows (ascending numbers): the number, or a hash of the column's value as text.
+    """Return 64 bits for each of these rows (ascending numbers): the number, or a hash of the column's value as text.
 
     Raises DataError, with the first few places, for values that are missing or that several rows have; InputError for a
-    column that is not there or holds no plain values.
+    column that does not exist, or holds lists, objects or bytes.
     """
     if column is None:
         return rows.astype(np.uint64)
@@ -300,15 +301,15 @@ def _require_column(source: Source, column: str) -> None:
     names = source.table.column_names
     if column not in names:
         raise InputError(
-            what=f"there is no column `{column}` to know rows by",
+            what=f"there is no column `{column}` to identify rows by",
             where=source.name,
             expected=", ".join(f"`{name}`" for name in names),
-            fix="name one of them with --key, or leave it out: then rows are known by their numbers",
+            fix="name one of them with --key, or leave it out: then rows are identified by their numbers",
         )
     kind = source.table.schema.field(column).type
     if pa.types.is_nested(kind) or pa.types.is_binary(kind):
         raise InputError(
-            what=f"the column `{column}` holds {kind}, by which rows cannot be known",
+            what=f"the column `{column}` holds {kind}, by which rows cannot be identified",
             where=source.name,
             expected="texts or numbers",
             fix="name another column with --key",
@@ -320,9 +321,9 @@ def _missing(source: Source, column: str, rows: NDArray[np.int64]) -> list[Probl
         return []
     return [
         Problem(
-            what=f"{_rows(len(rows))} no value in `{column}`, by which rows are to be known",
+            what=f"{_rows(len(rows))} no value in `{column}`, by which rows are to be identified",
             where=source.places(rows.tolist()),
-            fix="fill it in, or leave out --key: then rows are known by their numbers",
+            fix="fill it in, or leave out --key: then rows are identified by their numbers",
         )
     ]
 
@@ -330,7 +331,7 @@ def _missing(source: Source, column: str, rows: NDArray[np.int64]) -> list[Probl
 def _shared(
     source: Source, column: str, rows: NDArray[np.int64], keys: Keys, is_missing: NDArray[np.bool_]
 ) -> list[Problem]:
-    """Of rows whose value an earlier row has, too."""
+    """Return a problem where rows have a value that an earlier row has, too."""
     here = np.flatnonzero(~is_missing)
     _, firsts = np.unique(keys[here], return_index=True)
     again = np.setdiff1d(here, here[firsts], assume_unique=True)
@@ -345,7 +346,7 @@ def _shared(
             f"{source.locate(earlier)} first",
             where=source.places(rows[again].tolist()),
             expected="a value of its own for each row",
-            fix="make them differ, name another column, or leave out --key: then rows are known by their numbers",
+            fix="make them differ, name another column, or leave out --key: then rows are identified by their numbers",
         )
     ]
 

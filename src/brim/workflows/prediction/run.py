@@ -1,7 +1,7 @@
 """Predict a data set: read its prompts, open the job, generate what is missing, assemble the output.
 
-Responses, and their scores, are made for the rows of a prediction that have none yet. `plan_prediction` says how a
-data set would be predicted, before anything is loaded (`brim predict --plan`).
+Responses, and their scores, are generated for the rows of a prediction that have none yet. `plan_prediction` plans how
+a data set would be predicted, before anything is loaded (`brim predict --plan`).
 """
 
 from __future__ import annotations
@@ -93,13 +93,12 @@ def plan_prediction(
     notes: Sequence[str] = (),
     say: Say = say_nothing,
 ) -> GenerationPlan:
-    """What `brim predict` would decide for these rows: how many run together, memory, time and engine.
+    """Plan what `brim predict` would decide for these rows: how many run together, memory, time and engine.
 
     Reads the tokenizer, the base model's config.json and the data; loads no weights. dataset: default: the key
-    `dataset`. device: a name of the catalogue, or "cpu"; memory_bytes: of any other GPU; neither: the device at hand.
+    `dataset`. device: a name of the catalogue, or "cpu"; memory_bytes: of any other GPU; neither: the local device.
 
-    Raises ConfigError, DataError, ModelError and InputError. Prompts that do not fit are no error here: the plan says
-    so.
+    Raises ConfigError, DataError, ModelError and InputError, but not for prompts that do not fit: the plan names them.
     """
     is_at_hand = device in (None, "cpu") and memory_bytes is None
     if device is None and memory_bytes is None and not torch.cuda.is_available():
@@ -139,13 +138,13 @@ def _no_data() -> Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is asked of a prediction beside the configuration."""
+    """Say what is asked of a prediction, beside the configuration."""
 
     output: Path | None
     split: str
     resume: bool = False
     scores: bool = False
-    key: str | None = None  # the column by which rows are known; None: by their numbers
+    key: str | None = None  # the column by which rows are identified; None: by their numbers
     on_error: OnError | None = None  # None: as the configuration says
     on_overlong: OnOverlong | None = None
     is_unnamed: bool = False  # the data set is the configuration's, since none was named
@@ -153,7 +152,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedPrompts:
-    """The prompts to respond to, and where they come from."""
+    """Hold the prompts to respond to, and where they come from."""
 
     source: Source
     prompts: TokenRows
@@ -163,11 +162,11 @@ class AskedPrompts:
 
 
 def check_wanted(output: Path | None, *, resume: bool) -> None:
-    """Refuse, before anything is read, an output that cannot be written, or is there and cannot be gone on with."""
+    """Refuse, before anything is read, an output that cannot be written, or exists and cannot be resumed."""
     if output is not None:
         check_place(output, resume=resume)
     elif resume:
-        raise InputError(what="without an output there is nothing to go on with", fix="name the output")
+        raise InputError(what="without an output there is nothing to resume", fix="name the output")
 
 
 @no_library_warnings()
@@ -204,13 +203,13 @@ def predict(
 
 
 _BY_THE_CLOCK = (
-    "generation.max_time: how far a response comes depends on the clock and on the rows beside it; another run gives "
+    "generation.max_time: how long a response gets depends on the clock and on the rows beside it; another run gives "
     "other responses, and --resume keeps those that were cut"
 )
 
 
 class _Work:
-    """A prediction under way. job: None for one that is held in memory."""
+    """Hold a prediction in progress. job: None for one that is held in memory."""
 
     def __init__(
         self,
@@ -241,7 +240,7 @@ class _Work:
             )
 
     def what_is_done(self) -> list[str]:
-        """What to know of a job that is gone on with; nothing of a new one."""
+        """Return notes on a job that is continued; none on a new one."""
         if self._job is None or not len(self._job.responses):
             return []
         num_rows, num_done = len(self._asked.keys), self.responses.num_done
@@ -256,7 +255,7 @@ class _Work:
         return lines
 
     def generate(self, weights: Callable[[], LLM], *, say: Say, on_batch: Callable[[int], None]) -> float:
-        """Respond to the rows that are not done, and score where it is wanted. Returns the seconds of generating."""
+        """Respond to the rows that are not done, and score them if asked to. Return the seconds of generating."""
         seconds = 0.0
         if self.responses.num_done:
             on_batch(self.responses.num_done)
@@ -269,7 +268,7 @@ class _Work:
     def finish(self, seconds: float, *, say: Say = say_nothing) -> PredictResult:
         """Put the predictions together: in memory, or, of a job, as the output with its ledger and summary.
 
-        What is there already and says the same stays as it is.
+        A file that exists with the same content stays as it is.
         """
         counts, predictions, job = Counts(), self._predictions(), self._job
         ledger, frame = None, pd.DataFrame()
@@ -340,7 +339,7 @@ class _Work:
         )
 
     def _frame_of_job(self) -> pd.DataFrame:
-        """The predictions once more, from the job's journals."""
+        """Read the predictions again from the job's journals."""
         assert self._job is not None
         with self._job.reopened() as (responses, scores):
             held = _Work(self._session, self._wanted, self._asked, responses=responses, scores=scores)
@@ -368,7 +367,7 @@ def _interruption_told(work: _Work, output: Path) -> Iterator[None]:
 
 
 def prompts_asked(source: Source, session: Session, wanted: Wanted, notes: Sequence[str], say: Say) -> AskedPrompts:
-    """The prompts of the rows that can be responded to; of the others it is said, and stands in the ledger, why not."""
+    """Return the prompts of the rows that can be responded to; notes and the ledger say why the others cannot."""
     columns = [_response_column(session), *([_label_column(session.config)] if label_reader(session.config) else [])]
     require_free_names(source, columns, with_scores=wanted.scores)
     prompts = prompts_of(source, session.config, session.encoder, only=wanted.split)
@@ -393,7 +392,7 @@ def prompts_asked(source: Source, session: Session, wanted: Wanted, notes: Seque
 
 
 def _own_data(source: Source, session: Session, split: str, *, num_rows: int) -> Note:
-    """Which rows are predicted where nobody named a data set."""
+    """Say which rows are predicted where no data set was named."""
     part = "all splits" if split == "full" else f"the split {split}"
     trained = (
         " those that it trains on among them"
@@ -409,7 +408,7 @@ def _own_data(source: Source, session: Session, split: str, *, num_rows: int) ->
 
 
 def _with_day_of_job(session: Session, wanted: Wanted) -> Session:
-    """The session with the day on which a job was begun that is gone on with, where its chat template asks for one."""
+    """Return the session with the day on which a continued job was begun, where its chat template asks for one."""
     was_chosen = any(choice.key == "chat.date" for choice in session.choices)
     if wanted.output is None or not wanted.resume or not was_chosen or session.config.chat is None:
         return session
@@ -428,10 +427,10 @@ _A_FEW = 8  # prompts
 
 
 class Generation:
-    """An engine about to respond. `about`: what to know of it, beforehand and, with more in it, afterwards."""
+    """Respond with an engine. `about`: facts on it for the job, with more of them once it has run."""
 
     def __init__(self, weights: Callable[[], LLM], session: Session, prompts: TokenRows, *, say: Say) -> None:
-        """weights: loads the model, where the engine does not do that itself."""
+        """Load and plan. weights: loads the model, where the engine does not do that itself."""
         self._engine: Engine
         self._budget: Budget | None = None
         self._say = say
@@ -455,10 +454,10 @@ class Generation:
         }
 
     def run(self, prompts: TokenRows, done: DoneRows, *, measures: bool, on_batch: Callable[[int], None]) -> float:
-        """Respond to the rows that are not done, and note each as it ends. Returns the seconds.
+        """Respond to the rows that are not done, and note each as it ends. Return the seconds.
 
-        measures: note the peak of memory, too, for which garbage is collected first: a fifth of a second.
-        on_batch: told how many more rows are done.
+        measures: note the peak of memory, too, for which garbage is collected first, which takes 0.2 s.
+        on_batch: is called with the number of rows done since.
         """
         to_do = done.to_do()
 
@@ -476,7 +475,7 @@ class Generation:
         self.about["measured_peak_bytes"] = peak_bytes
         if self._budget is not None and peak_bytes is not None and peak_bytes > self._budget.limit_bytes:
             limit = f"{format_bytes(self._budget.limit_bytes)} ({self._budget.limit_reason})"
-            self._say(f"memory: {format_bytes(peak_bytes)} were taken at the peak, more than {limit}")
+            self._say(f"memory: the peak was {format_bytes(peak_bytes)}, more than {limit}")
         if isinstance(self._engine, SlotsEngine):
             passes = self._engine.statistics
             self.about["passes"] = asdict(passes) | {"mean_rows": passes.mean_rows}
@@ -484,9 +483,9 @@ class Generation:
 
 
 def answered(llm: LLM, session: Session, prompts: TokenRows, *, say: Say, on_batch: Callable[[int], None]) -> list[str]:
-    """Return the model's text for each of at least one prompt; a few are answered before a plan would be made.
+    """Return the model's text for each of at least one prompt; a few are answered without a plan, which takes longer.
 
-    Where there is a budget to keep to, they are planned, too.
+    Where memory.budget sets a limit, they are planned, too.
     """
     engine = None
     if len(prompts) <= _A_FEW and session.config.memory.budget == "auto":
@@ -503,7 +502,7 @@ def score_missing(
 ) -> None:
     """Score the responses that have no score, in the batches that all of them would be scored in.
 
-    Where memory.budget, or what memory is left, does not hold such a batch, it is cut as an evaluation's is.
+    Where memory.budget, or the free memory, does not hold such a batch, it is partitioned as an evaluation's is.
     """
     is_missing = np.zeros(len(prompts), dtype=np.bool_)
     is_missing[scores.to_do()] = True

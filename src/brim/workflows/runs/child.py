@@ -1,8 +1,8 @@
-"""Run a part of brim in a process of its own: it frees all its memory when it ends, and nothing falls with it.
+"""Run a function of brim in a child process: its memory is freed when it ends, and its crash ends nothing else.
 
-`run_child` starts it with a function of brim and an order, which goes to its stdin as JSON; what it tells comes from
-its stdout, a message of JSON a line. It does not outlive the process that started it, however that ends: its stdin
-closes then, and it gets a signal.
+`run_child` starts it with a function and an order, which goes to its stdin as JSON; its messages come from its stdout,
+one line of JSON each. It does not outlive the process that started it, however that ends: its stdin closes then, and it
+gets a signal.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from brim.errors import BrimError, Problem
 
 
 class Tell(Protocol):
-    """What the function of a child is given to send messages with."""
+    """Send messages to the process that started a child; its function is given one."""
 
     def __call__(self, **message: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a child ended."""
+    """Say how a child ended."""
 
     code: int  # the exit code; minus the signal where one ended it
-    is_done: bool = False  # its function returned, and said so
+    is_done: bool = False  # its function returned
     result: Any = None  # what it returned, as JSON has it
     error: BrimError | None = None  # what it raised
-    was_stopped: bool = False  # it was asked to stop, and neither finished nor failed
+    was_stopped: bool = False  # it was asked to stop, and neither returned nor failed
 
     def require(self, what: str, *, fix: str, log: Path | None = None) -> Any:
         """Return the result; raise the child's own error, or say how the process ended. what: "a process that …"."""
@@ -65,7 +65,7 @@ def _last_line(log: Path | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOrder:
-    """What a process that trains is asked for: texts and numbers alone, so that it goes to it as JSON."""
+    """Say what a process is to train, in texts and numbers alone, so that it can be sent as JSON."""
 
     config: str  # a YAML file
     overrides: Sequence[str]
@@ -82,9 +82,9 @@ _WAIT_S = 0.5
 
 _READ_BYTES = 1 << 16
 
-_PATIENCE = 2  # signals that a child hears; one more ends it
+_PATIENCE = 2  # signals that are passed on; one more kills the child
 
-# With this process's path: `-m` would put the current folder first, where a file of the user's may be named `json.py`.
+# With this process's path: `-m` would put the current folder first, where the user may have a file named `json.py`.
 _CHILD = (
     "import sys; order = sys.stdin.readline(); sys.path[:] = sys.argv[2:]\n"
     "from brim.workflows.runs.child import messages, serve, signal_when_alone\n"
@@ -94,7 +94,7 @@ _CHILD = (
 
 
 class Stop:
-    """Whether Ctrl-C was pressed, which the child that is running hears, too."""
+    """Count presses of Ctrl-C, and pass them on to the child that is running."""
 
     def __init__(self) -> None:
         self.num_asked = 0
@@ -131,10 +131,11 @@ def run_child(
     environment: Mapping[str, str] | None = None,
     when_alone: signal.Signals = signal.SIGKILL,
 ) -> Ended:
-    """Call `function(order, tell)` in a new process, and pass on what it tells.
+    """Call `function(order, tell)` in a new process, and pass its messages on.
 
     function: of a module of brim. stop: passes signals on. log: a file for what the process prints; None: it is
-    printed here. environment: beside this process's, which wins. when_alone: what it gets once this process has ended.
+    printed here. environment: further variables; this process's own win. when_alone: the signal that the child gets
+    once this process has ended.
     """
     command = [sys.executable, "-W", "ignore::FutureWarning", "-W", "ignore::DeprecationWarning", "-c"]
     start = _CHILD.format(module=function.__module__, name=function.__name__)
@@ -181,7 +182,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _heard(process: subprocess.Popen[bytes], on_message: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-    """Return how it says that it ended; nothing where it ended without a word."""
+    """Pass messages on until the last one, and return that: how the child ended; empty where it did not say."""
     assert process.stdout is not None, "it was opened as a pipe"
     told: dict[str, Any] = {}
     for line in _lines(process.stdout.fileno()):
@@ -194,9 +195,9 @@ def _heard(process: subprocess.Popen[bytes], on_message: Callable[[Mapping[str, 
 
 
 def _lines(descriptor: int) -> Iterator[bytes]:
-    """Whole lines, until the end; one that a kill cut off is none.
+    """Yield whole lines until the end, without one that a kill cut off.
 
-    Waits in short stretches: a signal that comes just before a wait is heard after it.
+    Each wait is short: a signal that comes just before it is handled after it.
     """
     begun = b""
     while True:
@@ -210,7 +211,7 @@ def _lines(descriptor: int) -> Iterator[bytes]:
 
 
 def _error_of(told: Mapping[str, Any]) -> BrimError:
-    """The error that the child ended with, of its own class, so that the exit code is the same."""
+    """Return the error that the child ended with, of its own class, so that the exit code is the same."""
     kind = getattr(brim.errors, told["error"])
     assert issubclass(kind, BrimError), "as the child wrote it"
     error: BrimError = kind(*(Problem(**problem) for problem in told["problems"]))
@@ -218,14 +219,14 @@ def _error_of(told: Mapping[str, Any]) -> BrimError:
 
 
 def messages() -> IO[bytes]:
-    """Return where messages go, in the child; from now on what libraries print is none."""
+    """Return the stream for messages, in the child; what libraries print goes to stderr from now on."""
     stream = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     return stream
 
 
 def serve(function: Callable[[Mapping[str, Any], Tell], Any], order: str, stream: IO[bytes]) -> int:
-    """Carry out an order, in the child. Return 0 where what came of it was told, be it a failure."""
+    """Carry out an order, in the child. Return 0 where its result or its error was sent."""
 
     def tell(**message: Any) -> None:
         _write(stream, message)
@@ -250,7 +251,8 @@ def _out_of_memory(error: Exception) -> Problem | None:
 
     if not is_out_of_memory(error):
         return None
-    return Problem(what="the memory of the device, or of the machine, is used up", fix="free memory; `brim plan` helps")
+    what, fix = "the device, or the machine, ran out of memory", "free memory; `brim plan` shows what would help"
+    return Problem(what=what, fix=fix)
 
 
 def _mistake(error: Exception) -> Problem:
@@ -258,11 +260,11 @@ def _mistake(error: Exception) -> Problem:
 
     sys.stderr.write(mask_text(traceback.format_exc()))
     told = mask_text(f"{type(error).__name__}: {error}").splitlines()[0]
-    return Problem(what=f"a mistake of brim's own or of a library: {told}", fix="what it printed has the traceback")
+    return Problem(what=f"a mistake in brim or in a library: {told}", fix="see the traceback that it printed")
 
 
 def signal_when_alone(number: int) -> None:
-    """Send this process the signal once its stdin closes, whose other end the process that started it holds."""
+    """Send this process the signal once its stdin closes, as it does when the process that started it ends."""
     threading.Thread(target=_watch, args=(number,), daemon=True).start()
 
 

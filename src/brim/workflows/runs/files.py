@@ -37,7 +37,7 @@ def write_head(
     *,
     checkpoint: Checkpoint | None,
 ) -> None:
-    """What the folder holds from the start on."""
+    """Write what the folder holds from the start on: plan, configuration, environment and ledger."""
     rows = prepared.splits["train"]
     plan = {
         "total_steps": length.total_steps,
@@ -66,15 +66,15 @@ def write_card(
     metrics: Mapping[str, Mapping[str, float]],
     state: TrainState,
 ) -> None:
-    """The model card. rows: of each split. metrics: of the splits that were evaluated in the end."""
+    """Write the model card. rows: of each split. metrics: of the splits that were evaluated in the end."""
     base, dataset = session.folder.name, Path(source.name).name
     _write(run.card, model_card(session.config, base, dataset, rows=rows, metrics=metrics, state=state))
 
 
 def with_trained_weights(config: Config, run: RunFolder) -> Config:
-    """Return a run's configuration with what it has learned in place of what it started from.
+    """Return a run's configuration with its trained weights in place of those that it started from.
 
-    One that has no adapter, of a run that trained one, asks for the base model: it is returned as it is.
+    One without an adapter, of a run that trained one, asks for the base model: it is returned as it is.
     """
     weights, adapter = str(run.model.resolve()), config.adapter
     if not (run.model / "adapter_config.json").is_file():
@@ -86,7 +86,7 @@ def with_trained_weights(config: Config, run: RunFolder) -> Config:
 
 
 class RunNotes:
-    """Passes on what is said, and keeps every note in the run's folder, whatever is shown of it."""
+    """Pass notes on, and keep each of them in the run's folder, whether it is shown or not."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -100,7 +100,7 @@ class RunNotes:
             self._append()
 
     def keep_in(self, run: RunFolder, *, step: int) -> None:
-        """Write what was said so far, and from now on each note; those of an earlier start stay above."""
+        """Write the notes so far, and from now on each one; those of an earlier start stay above."""
         begins = f"after step {step:,}" if step else "from the start"
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._said.insert(0, f"# brim {brim.__version__}, {now}, {begins}")
@@ -141,7 +141,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a log, a line each. What a kill cut off, or others wrote into it, is passed over."""
+    """Return the objects of a log, one a line. A line that a kill cut off, or that is not an object, is passed over."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     return [record for record in map(_object, lines) if record]
 
@@ -164,7 +164,7 @@ _SIZES = ("trainer.epochs", "trainer.effective_batch_size")
 
 
 def in_order(choices: Sequence[Choice]) -> list[Choice]:
-    """As a run makes them that is not stopped: those that only a plan or the model could make come last."""
+    """Order choices as a run makes them that is not resumed: those that take a plan or the model come last."""
     late = (*_SIZES, *_PLANNED, *_KERNELS)
     return sorted(choices, key=lambda choice: late.index(choice.key) if choice.key in late else -1)
 
@@ -181,7 +181,7 @@ def model_card(
     metrics: Mapping[str, Mapping[str, float]],
     state: TrainState,
 ) -> str:
-    """Markdown with the Hub's front matter. No paths of the machine: a local base model is named by its folder.
+    """Return the card: Markdown with the Hub's front matter, without paths: a local base model is named by its folder.
 
     rows: of each split. metrics: of the exported weights, by split.
     """
@@ -223,10 +223,10 @@ def model_card(
 
 
 def card_apart(card: str | None, config: Config, *, packages: Mapping[str, str], merge: str | None = None) -> str:
-    """A card for a folder that leaves the run: the settings and versions that stood beside it stand in it.
+    """Return the card for a folder outside the run, with the settings and versions that were in files beside it.
 
-    card: the run's own, with what its owner may have changed; None where there is none. packages: versions by name.
-    merge: what is to be said of an adapter that is part of the weights now.
+    card: the run's own, which its owner may have edited; None where there is none. packages: versions by name.
+    merge: describes how an adapter was merged into the weights.
     """
     text = card if card is not None else _card_without_run(config)
     if merge is not None:
@@ -245,7 +245,7 @@ def card_apart(card: str | None, config: Config, *, packages: Mapping[str, str],
 
 
 def local_name(name: str) -> str:
-    """A path of this machine by its last part; a Hub id, and what is no path, as it is."""
+    """Return the last part of a path of this machine; a Hub id, and what is not a path, as it is."""
     path = Path(name).expanduser()
     return path.resolve().name if path.is_absolute() or path.exists() else name
 
@@ -259,7 +259,7 @@ def _card_without_run(config: Config) -> str:
 
 
 def _names_for_paths(config: Config) -> dict[str, object]:
-    """What tells nothing of the machine in place of the keys that hold paths."""
+    """Return names in place of the paths that keys of the configuration hold."""
     update: dict[str, object] = {"base_model": local_name(config.base_model)}
     if config.dataset is not None:
         files = (config.dataset,) if isinstance(config.dataset, str) else config.dataset
@@ -278,7 +278,7 @@ def _names_for_paths(config: Config) -> dict[str, object]:
 
 
 def _fence(text: str) -> str:
-    """What encloses a text that may hold fences of its own: one backtick more than the longest of them."""
+    """Return the fence around a text that may hold fences itself: one backtick more than the longest of them."""
     return "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """A finished run."""
+    """Hold a finished run."""
 
     output_directory: Path | None  # None with `trainer.type: none`, which writes nothing
     num_steps: int  # of the whole run
@@ -48,14 +48,14 @@ class TrainResult:
 
     @property
     def history(self) -> pd.DataFrame:
-        """A row for each step and evaluation, with the columns of metrics.jsonl; NaN where a line has no such figure.
+        """Return a row for each step and evaluation, with the columns of metrics.jsonl; NaN where a line lacks one.
 
         Read from the run's folder each time. Raises InputError where nothing was trained, or it cannot be read.
         """
         return history(self._metrics_file())
 
     def plot(self) -> Figure:
-        """The losses of the steps and evaluations, and below them the learning rate and the effective batch.
+        """Plot the losses of the steps and evaluations, and below them the learning rate and the effective batch.
 
         A notebook shows what this returns; `.savefig("losses.png")` writes it. Raises InputError, with the command to
         install it, where matplotlib is missing.
@@ -75,7 +75,7 @@ _SHOWN = ("loss", "perplexity", "token_accuracy")
 
 
 def steps_in_words(result: TrainResult) -> str:
-    """The steps that a call made, and the time that they took."""
+    """Return the steps that a call made, and the time that they took, in words."""
     if result.num_steps and not result.num_new_steps:
         return f"no step was left to make: the run had ended after step {result.num_steps:,}"
     made = f"{format_count(result.num_new_steps, 'step')} in {format_seconds(result.seconds)}"
@@ -84,7 +84,7 @@ def steps_in_words(result: TrainResult) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateResult:
-    """A model's figures on rows."""
+    """Hold a model's figures on rows."""
 
     split: str
     metrics: Mapping[str, float]  # loss, perplexity, token_accuracy, sequence_accuracy, num_rows, …; bleu, rougeL, …
@@ -98,14 +98,14 @@ class EvaluateResult:
         return "\n".join([f"EvaluateResult: {self.split}", *self.lines(), *self._left_out()])
 
     def lines(self, *, other: str = "other") -> list[str]:
-        """The figures as a table, beside the other model's where there is one. other: what that one is called."""
+        """Return the figures as a table, beside the other model's where there is one. other: that model's name."""
         if self.comparison is not None:
             return self.comparison.lines(other=other)
         return figure_lines(self.metrics, self.intervals, title=self.split)
 
     @property
     def frame(self) -> pd.DataFrame:
-        """A row a metric: its value, and low and high of its interval, NaN where it has none."""
+        """Return a row for each metric: its value, and low and high of its interval, NaN where it has none."""
         return _figures(self.metrics, self.intervals)
 
     def _left_out(self) -> list[str]:
@@ -113,13 +113,13 @@ class EvaluateResult:
 
     @property
     def loss_interval(self) -> Interval:
-        """95%, bootstrap over rows."""
+        """Return the 95% interval of the loss, by bootstrap over rows."""
         return self.intervals["loss"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Two models on the same rows. Differences are this one's less the other's, with paired 95% intervals."""
+    """Compare two models on the same rows. Differences are this one's less the other's, with paired 95% intervals."""
 
     other: str  # what it is, for people
     num_rows: int  # that both were evaluated on
@@ -135,7 +135,7 @@ class Comparison:
         return "\n".join(["Comparison", *self.lines()])
 
     def lines(self, *, other: str = "other") -> list[str]:
-        """The figures of both as a table. other: what the other one is called."""
+        """Return the figures of both as a table. other: the other model's name."""
         columns = [
             (other, self.other_metrics, self.other_intervals),
             ("this model", self.metrics, self.intervals),
@@ -145,7 +145,7 @@ class Comparison:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """A row a metric that both have: this model's value, the other's, and the difference with its interval."""
+        """Return a row for each metric that both have: this model's value, the other's, and the difference."""
         differences = _figures(self.differences, self.difference_intervals).rename(columns={"value": "difference"})
         values = pd.DataFrame({"value": self.metrics, "other": self.other_metrics}, index=differences.index)
         joined: pd.DataFrame = values.join(differences)
@@ -167,13 +167,13 @@ _ROWS_SHOWN = 5  # of those that are left out for one reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictResult:
-    """A model's texts, in the order of the input: `len` of them, fewer than its rows where some are left out."""
+    """Hold a model's texts, in the order of the input: `len` of them, fewer than its rows where some are left out."""
 
     output: Path | None  # the file, where one was asked for
     ledger: Path | None  # the file beside it that names the rows that were cut or left out, where there are any
     summary: Mapping[str, Any]  # rows, tokens, throughput, …; also in the file <output>.summary.json
     seconds: float  # of generating, in this process
-    left_out: pd.DataFrame = field(repr=False)  # row, reason (an event of the ledger), why; a line a row without text
+    left_out: pd.DataFrame = field(repr=False)  # row, reason (an event of the ledger), why; for each row without text
     read_predictions: Callable[[], pd.DataFrame] = field(repr=False)
 
     def __len__(self) -> int:
@@ -195,16 +195,17 @@ class PredictResult:
 
     @property
     def num_left_out(self) -> Mapping[str, int]:
-        """How many rows have no text, by reason."""
+        """Count the rows without a text, by reason."""
         return {str(reason): int(number) for reason, number in self.left_out["reason"].value_counts().items()}
 
     @property
     def predictions(self) -> pd.DataFrame:
-        """row, the input's columns, <output>_response, finish_reason, num_prompt_tokens, num_response_tokens.
+        """Return row, the input's columns, <output>_response, finish_reason, and counts of tokens.
 
-        With scores log_probability, too, and of a category <output>_predictions, its label. `row` is the number in the
-        input; rows that are left out are not in the frame, and its `attrs["left_out"]` has their numbers by reason.
-        Of a large output, read the file instead: a frame is in memory as a whole.
+        The counts are num_prompt_tokens and num_response_tokens. With scores there is log_probability, too, and of a
+        category <output>_predictions, its label. `row` is the number in the input; rows that are left out are not in
+        the frame, and its `attrs["left_out"]` has their numbers by reason. Read the file of a large output instead: a
+        frame is in memory as a whole.
         """
         frame = self.read_predictions()
         by_reason = self.left_out.groupby("reason", sort=False)["row"]
@@ -214,7 +215,7 @@ class PredictResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportResult:
-    """A model in a folder of its own."""
+    """Hold where an exported model is."""
 
     path: Path
     kind: Literal["adapter", "merged", "full"]
@@ -226,7 +227,7 @@ class ExportResult:
         return "\n".join([f"ExportResult: {self.lines()[0]}", *self.lines()[1:]])
 
     def lines(self) -> list[str]:
-        """What it is and where, and how far a merged model is from the unmerged one."""
+        """Say what it is and where, and how far a merged model is from the unmerged one."""
         lines = [f"{_KINDS[self.kind]}: {self.path} ({self.num_bytes:,} bytes)"]
         found = self.divergence
         if found is not None:

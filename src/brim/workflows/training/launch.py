@@ -57,32 +57,32 @@ from brim.units import format_bytes, format_count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """How the run will partition its batches, and what was tried."""
+    """Hold how the run will partition its batches, and what was tried."""
 
     cutter: Cutter
     request: PlanRequest  # with the effective batch that a search has found, where one was to
     plan: TrainingPlan | None = None  # as it is after what was tried
     probes: tuple[Probe, ...] = ()
     measured: tuple[tuple[int, Probe], ...] = ()  # the bytes that were predicted, uncorrected, and the probe
-    told: str = ""  # one line; empty where nothing is to be told
-    saved: Mapping[str, Any] | None = None  # what plan.json has of it, where the run goes on as it was planned
+    told: str = ""  # one line for people; empty for none
+    saved: Mapping[str, Any] | None = None  # plan.json's content, where the run continues as it was planned
 
     @property
     def record(self) -> Mapping[str, Any]:
-        """What plan.json keeps of it."""
+        """Return what plan.json keeps of it."""
         if self.saved is not None:
             return self.saved
         plan = None if self.plan is None else self.plan.as_dict()
         return {"plan": plan, "launch": {"told": self.told, "probes": [asdict(probe) for probe in self.probes]}}
 
     def remember(self, steps: Iterable[Peak], device: torch.device) -> None:
-        """Let later plans know what the steps took."""
+        """Record what the steps took, for later plans."""
         if self.plan is not None and self.plan.costs is not None:
             remember(self.request, self.plan.costs, steps, self.measured, device)
 
 
 def launch(plan: TrainingPlan | None, request: PlanRequest, llm: LLM, *, pad_id: int, say: Say) -> Launched:
-    """Prove the plan on the device at hand. Weights, gradients, random states and caches are left as they were.
+    """Prove the plan on the local device. Weights, gradients, random states and caches are left as they were.
 
     plan: None where the architecture cannot be traced: then sizes are tried out.
     Raises OutOfMemoryError when a row alone runs out of memory.
@@ -101,9 +101,9 @@ def launch(plan: TrainingPlan | None, request: PlanRequest, llm: LLM, *, pad_id:
 
 
 def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: Trial, say: Say) -> Launched:
-    """The widest micro-batch of the plan is tried, and where it runs out of memory that of a lower cap; then timed.
+    """Try the plan's widest micro-batch, or that of a lower cap where memory runs out; then time shapes.
 
-    Measured times may ask for wider ones, which are then tried, too.
+    By measured times, wider micro-batches may be faster; these are then tried, too.
     """
     assert plan.chosen is not None, "it has costs"
     proof = _Proof(request, trial, say, costs=costs, cap_bytes=plan.chosen.cap_bytes)
@@ -130,9 +130,9 @@ def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: Trial
 
 
 def _cap_now(cap_bytes: int, costs: Costs, request: PlanRequest, trial: Trial, say: Say) -> int:
-    """The cap, less what has come into the process since it was planned: code, threads and their arenas.
+    """Return the cap less what the process has taken since it was planned: code, threads and their arenas.
 
-    On a CPU alone, where all of it is taken from the same memory. The longest row is left to be tried alone.
+    This concerns a CPU alone, where all of it is the same memory. The cap always holds the longest row, to be tried.
     """
     if not request.device.is_cpu:
         return cap_bytes
@@ -145,20 +145,20 @@ def _cap_now(cap_bytes: int, costs: Costs, request: PlanRequest, trial: Trial, s
     now_bytes = max(left_bytes, int(np.ceil(costs.peak_bytes(1, request.task.longest))))
     if request.task.epoch(costs, cap_bytes=cap_bytes).widest.peak_bytes > now_bytes:
         say(
-            f"{format_bytes(cap_bytes - left_bytes)} of what was planned with are taken by the process itself since: "
-            f"micro-batches are cut to {format_bytes(now_bytes)}"
+            f"the process itself has taken {format_bytes(cap_bytes - left_bytes)} since the plan was made: "
+            f"micro-batches get {format_bytes(now_bytes)}"
         )
     return now_bytes
 
 
 def _taking(plan: TrainingPlan, chosen: Candidate, costs: Costs, request: PlanRequest) -> TrainingPlan:
-    """The plan with what the device has shown of the way that it takes."""
+    """Return the plan with what the device has shown of the strategy that it chose."""
     candidates = tuple(chosen if each == plan.chosen else each for each in plan.candidates)
     return request.with_phases(replace(plan, chosen=chosen, candidates=candidates, costs=costs))
 
 
 class _Proof:
-    """What has been tried of a plan, and what its costs and its cap are since."""
+    """Hold what has been tried of a plan, and the costs and the cap that follow from it."""
 
     def __init__(self, request: PlanRequest, trial: Trial, say: Say, *, costs: Costs, cap_bytes: int) -> None:
         self._request, self._trial, self._say = request, trial, say
@@ -179,11 +179,11 @@ class _Proof:
             self.cap_bytes = _lowered(self.costs, self.cap_bytes, widest, self._request)
             self._say(
                 f"{widest.rows:,} × {widest.padded_length:,} tokens ran out of memory when they were tried: "
-                f"micro-batches are cut to {format_bytes(self.cap_bytes)}"
+                f"micro-batches get {format_bytes(self.cap_bytes)}"
             )
 
     def _correct(self, probe: Probe, predicted_bytes: int) -> None:
-        """Take a probe into the costs; a row that ran, or is smaller than what ran, is not refused for it."""
+        """Fit the costs to a probe; a row that ran, and any smaller one, stays allowed."""
         longest = self._request.task.longest
         uncorrected_bytes = self.costs.uncorrected(predicted_bytes)
         if probe.peak_bytes is not None:
@@ -199,7 +199,7 @@ class _Proof:
 
     @property
     def told(self) -> str:
-        """What was tried, for people."""
+        """Return what was tried, in words."""
         if self._widest is None:
             return "not tried before the first step, since it needs less than half of the memory"
         return f"{self._widest.rows:,} × {self._widest.padded_length:,} tokens ran and fitted ({_tried(self.probes)})"
@@ -215,7 +215,7 @@ class _Proof:
 def _timed(
     plan: TrainingPlan, costs: Costs, cap_bytes: int, request: PlanRequest, trial: Trial
 ) -> tuple[Costs | None, str]:
-    """The costs with measured times, None where the estimate or an earlier measurement stays; and what to tell."""
+    """Return the costs with measured times, None where the estimate or an earlier measurement stays; and a note."""
     assert plan.chosen is not None, "it has costs"
     if plan.chosen.time_source == "measured":
         return None, "timed by an earlier run"
@@ -238,7 +238,7 @@ def _timed(
 
 
 def _lowered(costs: Costs, cap_bytes: int, failed: Shape, request: PlanRequest) -> int:
-    """As within a run; but the run begins with it, and is not to rise above it."""
+    """Lower the cap, as a run does that ran out of memory. Raises OutOfMemoryError where a row alone does not fit."""
     cutter = ByLength(costs=costs, cap_bytes=cap_bytes)
     micro_batch = MicroBatch(
         rows=np.arange(failed.rows), padded_length=failed.padded_length, peak_bytes=failed.peak_bytes
@@ -256,9 +256,9 @@ def _lowered(costs: Costs, cap_bytes: int, failed: Shape, request: PlanRequest) 
 
 
 def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, trial: Trial) -> Launched:
-    """The most of the longest rows that run together; without a memory model, of any rows.
+    """Search for the most of the longest rows that fit together; they are rows of any length without a memory model.
 
-    Where the memory is to size the effective batch, it is of so many.
+    Where the memory is to size the effective batch, it gets so many rows.
     """
     task = request.task
     most = task.effective_batch_size
@@ -294,7 +294,7 @@ def _tried(probes: Sequence[Probe]) -> str:
 
 
 class Trial:
-    """Micro-batches of real rows as in the midst of a step: gradients at hand, ballast for the optimizer's state."""
+    """Try micro-batches of real rows as within a step: with gradients, and a placeholder for the optimizer's state."""
 
     def __init__(self, request: PlanRequest, llm: LLM, pad_id: int, *, state_bytes: int) -> None:
         self._lengths, self._num_supervised = request.rows.lengths, request.rows.num_supervised
@@ -322,7 +322,7 @@ class Trial:
 
     @property
     def held_bytes(self) -> int:
-        """Of weights and buffers."""
+        """Return the bytes of weights and buffers."""
         return self._llm.held_bytes
 
     def probe_size(self, rows: int, tokens: int) -> Probe:
@@ -335,19 +335,19 @@ class Trial:
 
     @contextmanager
     def leaving_no_trace(self) -> Iterator[None]:
-        """Around many shapes, so that no time goes into it between them."""
+        """Restore what many shapes change, once, so that it takes no time between them."""
         with no_trace(self._llm.model):
             yield
         free_caches()
 
     def clock(self) -> float:
-        """Seconds, once the device has done what was asked of it."""
+        """Return seconds, once the device has done its work."""
         if self._llm.device.type == "cuda":
             torch.cuda.synchronize(self._llm.device)
         return time.perf_counter()
 
     def limit_bytes(self, budget: Budget) -> int | None:
-        """What a peak may reach, as `probe_size` measures it: what there is, and no more than the budget."""
+        """Return what a peak may reach, as `probe_size` measures it: the free memory, at most the budget."""
         there_bytes = self._prober(2).limit_bytes
         if there_bytes is None:
             return None
@@ -379,7 +379,7 @@ class Trial:
 
 
 def counted_state_bytes(trainer: FinetuneTrainer, model: nn.Module) -> int:
-    """Of the optimizer, in closed form: for a model that cannot be traced."""
+    """Return the bytes of the optimizer's state in closed form, for a model that cannot be traced."""
     trained = [weight for weight in model.parameters() if weight.requires_grad and weight.numel()]
     tensors = [
         Trained(rows=weight.shape[0] if weight.ndim else 1, columns=weight[:1].numel() if weight.ndim else 1, count=1)

@@ -45,15 +45,15 @@ def plan(
     replan: bool = False,
     say: Say | None = show,
 ) -> TrainingPlan:
-    """What `brim train` would decide: micro-batches, memory and time of each way to run, and the one that is taken.
+    """Plan what `brim train` would decide: micro-batches, memory and time of each strategy, and the one that is chosen.
 
     Reads the tokenizer, the base model's config.json and the data; loads no weights. dataset: default: the key
     `dataset`. num_rows, sequence_length: instead of data, so many rows to train on, each of so many tokens; then
     config.json alone is read. device: a name of the catalogue, or "cpu"; memory_bytes: of any other GPU; neither: the
-    device at hand. replan: do not use what earlier plans found out. say: see docs/python.md.
+    local device. replan: do not use what earlier plans found out. say: see docs/python.md.
 
-    Raises ConfigError, DataError, ModelError and InputError. A data set with rows that do not fit is no error here: the
-    plan names them, and `chosen` is None.
+    Raises ConfigError, DataError, ModelError and InputError, but not for rows that do not fit: the plan names them, and
+    `chosen` is None.
     """
     loaded = load_config(config.model_dump(exclude_unset=True) if isinstance(config, Config) else config, overrides)
     _require_training(loaded.config)
@@ -98,12 +98,12 @@ def _as_of_now(plan: TrainingPlan, request: PlanRequest) -> Iterator[str]:
     if request.is_sized_by_memory and plan.chosen is not None and size < most:
         yield (
             "the run chooses the largest batch when it starts, by the memory that is free then, and may take a row "
-            f"more or fewer than {size:,}; trainer.effective_batch_size={size} keeps the number"
+            f"more or fewer than {size:,}; trainer.effective_batch_size={size} fixes the number"
         )
 
 
 def request_of(session: Session, prepared: Prepared, *, course: Mapping[str, Any] | None = None) -> PlanRequest:
-    """What a run that is about to start here asks of its plan.
+    """Return what a run that is about to start here asks of its plan.
 
     course: of the effective batch, as the run's checkpoint has it; None for a new run.
     Raises InputError where trainer.batch_increase_function cannot be used.
@@ -129,7 +129,7 @@ def _request(
     is_at_hand: bool,
     course: Mapping[str, Any] | None = None,
 ) -> PlanRequest:
-    """The request of a run over these rows; where the memory is to size its batch, of the largest that it may be."""
+    """Return the request of a run over these rows; with its largest batch, where the memory is to size it."""
     assert isinstance(config.trainer, FinetuneTrainer), "there is no plan where nothing is trained"
     is_open = is_sized_by_memory(config.trainer)
     if is_open:

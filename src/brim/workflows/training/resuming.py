@@ -31,7 +31,7 @@ from brim.workflows.runs import _KERNELS, _PLANNED, _SIZES, flat
 def where_it_stands(
     run: RunFolder, session: Session, prepared: Prepared, *, resume: bool, say: Say
 ) -> tuple[Checkpoint | None, TrainState]:
-    """The checkpoint to continue from and its state; a fresh state where there is none."""
+    """Return the checkpoint to continue from and its state; a fresh state where there is none."""
     digest = rows_digest(prepared.splits[split] for split in ("train", "validation"))
     if not resume:
         return None, TrainState(rows_digest=digest)
@@ -39,7 +39,7 @@ def where_it_stands(
     for line in refused:
         say(warning(line, topic="run"))
     if checkpoint is None:
-        say(warning(f"nothing to continue in {run.path}: the run starts anew", topic="run"))
+        say(warning(f"nothing to continue in {run.path}: the run starts from the first step", topic="run"))
         return None, TrainState(rows_digest=digest)
     state = _state_of(checkpoint)
     as_before = with_plan_of(as_begun(session, checkpoint, run), checkpoint, run)
@@ -52,7 +52,7 @@ def where_it_stands(
             what="the training or validation rows are not those that this run was started with",
             where=str(run.path),
             expected="the same data, template, limits and tokenizer",
-            fix="restore the data, or train anew into another folder",
+            fix="restore the data, or train into another folder",
         )
     checkpoint = _with_length_of(as_before.config, checkpoint, state, prepared.splits["train"], run)
     say(warning(_goes_on(as_before.config, checkpoint, state, prepared.splits["train"], run), topic="run"))
@@ -60,7 +60,7 @@ def where_it_stands(
 
 
 def _goes_on(config: Config, checkpoint: Checkpoint, state: TrainState, rows: TokenRows, run: RunFolder) -> str:
-    """Where the run goes on; or that it has ended, and how it is trained for longer."""
+    """Say where the run continues; or that it has ended, and how it is trained for longer."""
     trainer = config.trainer
     assert isinstance(trainer, FinetuneTrainer), "a run trains"
     length = RunLength.of(trainer, rows, seed=config.random_seed, course=checkpoint.state["course"])
@@ -80,17 +80,17 @@ def _goes_on(config: Config, checkpoint: Checkpoint, state: TrainState, rows: To
 
 
 def as_begun(session: Session, checkpoint: Checkpoint | None, run: RunFolder) -> Session:
-    """The session with what the run was begun with, where the configuration leaves it open.
+    """Return the session with the choices that the run was begun with, where the configuration leaves them open.
 
-    That is the way to compute loss and attention, of which no other is bit-equal, and how long the run is and how many
-    rows make an update, which the memory or the defaults of another version may have decided. The reasons are those
-    that the run's plan gives, so that it stays as it was written.
+    These are how loss and attention are computed, since no two kernels are equal to the bit, and the run's length and
+    rows per update, which the memory or the defaults of another version may have decided. The reasons are those that
+    the run's plan gives, so that plan.json stays as it was written.
     """
     return _as_before(session, checkpoint, run, (*_SIZES, *_KERNELS))
 
 
 def with_plan_of(session: Session, checkpoint: Checkpoint, run: RunFolder) -> Session:
-    """The session with what the run's own plan chose, where the configuration leaves it open."""
+    """Return the session with what the run's own plan chose, where the configuration leaves it open."""
     return _as_before(session, checkpoint, run, _PLANNED)
 
 
@@ -112,7 +112,7 @@ def _as_before(session: Session, checkpoint: Checkpoint | None, run: RunFolder, 
 
 
 def _unset_sizes(session: Session) -> Iterator[str]:
-    """Those of the run's sizes that no key of the configuration decides."""
+    """Yield those of the run's sizes that no key of the configuration decides."""
     trainer = session.config.trainer
     assert isinstance(trainer, FinetuneTrainer), "a run trains"
     if "epochs" not in trainer.model_fields_set:
@@ -123,7 +123,7 @@ def _unset_sizes(session: Session) -> Iterator[str]:
 
 
 def _reasons(run: RunFolder) -> dict[tuple[str, Any], str]:
-    """Why each choice of the run's plan was made, by key and value; nothing where the plan is damaged."""
+    """Return the reason of each choice in the run's plan, by key and value; none where the plan is damaged."""
     try:
         choices = json.loads(run.plan.read_text(encoding="utf-8"))["choices"]
         return {(choice["key"], choice["value"]): choice["reason"] for choice in choices}
@@ -137,13 +137,13 @@ def _state_of(checkpoint: Checkpoint) -> TrainState:
         raise CheckpointError(
             what=f"the checkpoint of step {checkpoint.step} was written by another version of brim",
             expected="the version in the run's environment.json",
-            fix="install that version, or train anew into another folder",
+            fix="install that version, or train into another folder",
         )
     return TrainState(**saved)
 
 
-# What a run may be continued with although it was started otherwise: it changes the cut of a batch, the time that
-# something takes or what is done after training, not what a step learns.
+# Keys that may change when a run is continued: they change how a batch is partitioned, the time that something takes or
+# what is done after training, not what a step learns.
 _MAY_CHANGE = (
     "dataset",  # the data may have moved: its rows are compared, not its path
     "backend.",
@@ -165,12 +165,12 @@ _MAY_CHANGE = (
 )
 
 
-# Of a feature: what is left of the rows is compared here, too, and a later version's defaults may be others.
+# Keys of a feature: here, too, the rows that are left are compared, and a later version's defaults may differ.
 _OF_ROWS = (".missing_value_strategy", ".fill_value")
 
 
 def _allowed_changes(config: Config, checkpoint: Checkpoint, run: RunFolder) -> list[str]:
-    """What has changed since the checkpoint was written. Raises ConfigError for what must not.
+    """List what has changed since the checkpoint was written. Raises ConfigError for what must not change.
 
     The checkpoint's own settings count, which its digests guard: config.yaml may have been edited, or damaged.
     """
@@ -183,7 +183,7 @@ def _allowed_changes(config: Config, checkpoint: Checkpoint, run: RunFolder) -> 
                 Problem(
                     what=f"{key} is {_shown(now.get(key))}, but this run was started with {_shown(before.get(key))}",
                     where=str(run.config),
-                    fix="set it back, or train anew into another folder",
+                    fix="set it back, or train into another folder",
                 )
                 for key in refused
             )
@@ -197,7 +197,7 @@ _LENGTHS = ("trainer.epochs", "trainer.train_steps", "trainer.train_samples")
 def _with_length_of(
     config: Config, checkpoint: Checkpoint, state: TrainState, rows: TokenRows, run: RunFolder
 ) -> Checkpoint:
-    """The checkpoint of a run that is as long as the configuration says now.
+    """Return the checkpoint of a run that is as long as the configuration says now.
 
     Raises ConfigError where a run that had been started so long would not stand where this one does.
     """
@@ -208,7 +208,9 @@ def _with_length_of(
     if not changed:
         return checkpoint
     if trainer.batch_increase_function is not None:
-        why: str | None = "trainer.batch_increase_function was asked for its epochs alone, and is not asked again"
+        why: str | None = (
+            "trainer.batch_increase_function was called for the first epochs alone, and is not called again"
+        )
     else:
         started = RunLength.of(trainer, rows, seed=seed, course=checkpoint.state["course"])
         length = RunLength.of(trainer, rows, seed=seed)
@@ -230,7 +232,7 @@ def _why_not(
     *,
     final_size_counts: bool,
 ) -> str | None:
-    """Why a run of another length would not have come to where this one stands; None where it would have, to the bit.
+    """Say why a run of another length would not stand where this one does; None where it would, to the bit.
 
     Every step so far must have had the same rows and the same learning rate.
     """
@@ -267,7 +269,7 @@ def _other_length(
     config: Config,
     run: RunFolder,
 ) -> Problem:
-    """Why the run does not go on with another length, and the command that trains its weights for longer."""
+    """Say why the run does not continue with another length, and which command trains its weights for longer."""
     what = " and ".join(
         f"{key} is {_shown(now[key])}, but this run was started with {_shown(before.get(key))}" for key in changed
     )
@@ -277,14 +279,14 @@ def _other_length(
     command = f"brim train {run.config} --output-directory {run.path}-more {weights} {more}"
     first = "" if run.model.is_dir() else "finish it first, and "
     return Problem(
-        what=f"{what}; it cannot go on so, since {why}",
+        what=f"{what}; it cannot continue so, since {why}",
         where=str(run.config),
         fix=f"set it back; or {first}train its weights further as a run of its own: {command}",
     )
 
 
 def _more(before: Mapping[str, object], now: Mapping[str, object]) -> str:
-    """The override that asks for what was to be added."""
+    """Return the override that asks for what was to be added."""
     for key in reversed(_LENGTHS):
         old, new = before.get(key), now[key]
         if isinstance(old, int) and isinstance(new, int) and old != new:
@@ -293,5 +295,5 @@ def _more(before: Mapping[str, object], now: Mapping[str, object]) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as YAML writes it."""
+    """Return a value as YAML writes it."""
     return json.dumps(value, ensure_ascii=False, default=str)

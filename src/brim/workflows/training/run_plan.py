@@ -29,17 +29,17 @@ _KEYS = ("batch_size", "use_maximum_batch_size", "batch_search", "chunked_loss")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What is known before the weights are loaded."""
+    """Hold what is decided before the weights are loaded."""
 
     session: Session  # with what was chosen
     request: PlanRequest
-    plan: TrainingPlan | None  # None: the run goes on with the one that it has, or the architecture cannot be traced
-    saved: Mapping[str, Any] | None = None  # what plan.json has of it, where the run goes on
-    cutter: Cutter | None = None  # where the run goes on
+    plan: TrainingPlan | None  # None: the run continues with its own, or the architecture cannot be traced
+    saved: Mapping[str, Any] | None = None  # plan.json's content, where the run continues with it
+    cutter: Cutter | None = None  # the checkpoint's, where the run continues with it
 
     @property
     def goes_on(self) -> bool:
-        """Whether the run cuts as its checkpoint does."""
+        """Return whether the run partitions batches as its checkpoint does."""
         return self.cutter is not None
 
     def launched(self, llm: LLM, session: Session, *, say: Say) -> tuple[Session, Launched]:
@@ -66,9 +66,9 @@ class RunPlan:
 def plan_of_run(
     session: Session, prepared: Prepared, run: RunFolder, checkpoint: Checkpoint | None, *, replan: bool, say: Say
 ) -> RunPlan:
-    """Go on with the run's own plan where it still holds; else plan.
+    """Continue with the run's own plan where it still holds; else plan.
 
-    Raises InputError naming the rows that do not fit, where micro-batches are cut by length.
+    Raises InputError naming the rows that do not fit, where batches are partitioned by length.
     """
     request = request_of(session, prepared, course=None if checkpoint is None else checkpoint.state["course"])
     if request.config.memory.budget != "auto":
@@ -101,9 +101,9 @@ def plan_of_run(
 
 
 def _without_plan(request: PlanRequest) -> Iterator[str]:
-    """What a plan would have told of the phases, and what it would have done about them."""
+    """Yield notes on the phases, which a plan would have had, and on what it would have done about them."""
     if request.is_sized_by_memory:
-        return  # which the search will tell
+        return  # the search says it
     yield from request.phase_notes()
     if request.trainer.batch_increase_function is not None and not request.has_begun:
         yield (
@@ -113,7 +113,7 @@ def _without_plan(request: PlanRequest) -> Iterator[str]:
 
 
 def _settle_heap(plan: TrainingPlan, request: PlanRequest) -> list[str]:
-    """Where memory may become scarce, what a CPU frees goes back to the system; where it may not, a note says so.
+    """Let freed memory of a CPU go back to the system where it may become scarce; elsewhere, return a note.
 
     The user's own setting wins.
     """
@@ -123,7 +123,7 @@ def _settle_heap(plan: TrainingPlan, request: PlanRequest) -> list[str]:
         map_large_blocks()
         return []
     if request.config.memory.budget != "auto":
-        return []  # `enforce` has seen to it
+        return []  # `enforce` has done it
     return [
         Note(
             "the process will come to hold more than the plan needs, as peak_bytes will show: memory is ample, so the "
@@ -135,19 +135,19 @@ def _settle_heap(plan: TrainingPlan, request: PlanRequest) -> list[str]:
 
 
 def _at_own_risk(plan: TrainingPlan, request: PlanRequest) -> list[str]:
-    """What is told where a number of rows was asked for that is predicted not to fit."""
+    """Warn where a number of rows is configured that is predicted not to fit."""
     if plan.chosen is not None:
         return []
     rows = format_count(int(request.trainer.batch_size), "row")
     return [
-        f"the run goes on with micro-batches of {rows}, as trainer.batch_size says; "
-        "where memory runs out they are halved. batch_size: auto cuts them so that they fit",
+        f"the run takes micro-batches of {rows}, as trainer.batch_size says; "
+        "where memory runs out they are halved. batch_size: auto makes them fit",
         *(problem.what for problem in (too_long(plan) if plan.too_long else ())),
     ]
 
 
 def _still_holds(session: Session, run: RunFolder, checkpoint: Checkpoint, say: Say) -> Mapping[str, Any] | None:
-    """What plan.json has of the plan, where the checkpoint's cutter may go on with it; None where it is to be made."""
+    """Return plan.json's content, where the checkpoint's partition may be kept; None where the run must plan."""
     before, now = checkpoint.state["settings"], session.config.model_dump(mode="json")
     if "cutter" not in checkpoint.state or before.get("memory") != now["memory"]:
         return None
@@ -163,17 +163,17 @@ def _still_holds(session: Session, run: RunFolder, checkpoint: Checkpoint, say: 
     budget = budget_of(session.config.memory, device, is_at_hand=True)
     needed = TrainingPlan.from_dict(saved["plan"])
     if needed.budget.device != budget.device:
-        told = f"the run was planned for {needed.budget.device}; this is {budget.device}, so it is planned anew"
+        told = f"the run was planned for {needed.budget.device}; this is {budget.device}, so it is planned again"
         say(warning(told, topic="run"))
         return None
     if needed.chosen is not None and (needed.chosen.total_bytes or 0) > budget.limit_bytes - budget.margin_bytes:
-        say(warning("there is less memory than when the run was planned, so it is planned anew", topic="run"))
+        say(warning("there is less memory than when the run was planned, so it is planned again", topic="run"))
         return None
     return saved
 
 
 def _saved(run: RunFolder) -> Mapping[str, Any] | None:
-    """What plan.json has; None where it is damaged, or of a version of brim that planned nothing."""
+    """Read plan.json; None where it is damaged, or of a version of brim that planned nothing."""
     try:
         plan = json.loads(run.plan.read_text(encoding="utf-8"))
         if plan["plan"] is not None:

@@ -54,9 +54,9 @@ _Score: TypeAlias = Callable[[Sequence[str]], dict[str, dict[str, float]]]  # of
 def prepared_for(
     session: Session, dataset: Data, *, resumed: RunFolder | None, notes: Sequence[str], say: Say
 ) -> tuple[Session, Source, Prepared]:
-    """Read and split the data set of a run, and tell what was chosen for it and what became of its rows.
+    """Read and split the data set of a run, with notes on what was chosen for it and what happened to its rows.
 
-    resumed: the run that is continued. notes: on the configuration, told first.
+    resumed: the run that is continued. notes: on the configuration, which come first.
     """
     session = with_dataset(session, dataset)
     if resumed is not None:
@@ -74,7 +74,7 @@ def prepared_for(
 
 
 def _rows_in_words(prepared: Prepared) -> str:
-    """How many rows and tokens there are to learn from, and how many rows the other splits have."""
+    """Return the rows and tokens to learn from, and the rows of the other splits, in words."""
     rows = prepared.splits["train"]
     tokens = format_count(int(rows.lengths.sum()), "token")
     others = (f"{name} {format_count(len(of), 'row')}" for name, of in prepared.splits.items() if len(of))
@@ -82,13 +82,13 @@ def _rows_in_words(prepared: Prepared) -> str:
 
 
 def train_configuration(order: TrainOrder, *, observer: Observer, say: Say, weights: Weights = "best") -> Prepared:
-    """Train as it is asked for, in a process that was started to do that; return the rows that were prepared.
+    """Carry out an order, in a process that was started for it. Return the rows that were prepared.
 
-    Raises as `train` does, and what is wrong with the configuration or the data.
+    Raises what `train` raises, and errors of the configuration and the data.
     """
     loaded, output = load_config(order.config, order.overrides), Path(order.output_directory)
     data = loaded.config.dataset if order.dataset is None else order.dataset
-    assert data is not None, "whoever starts the process has checked it"
+    assert data is not None, "the process that started this one has checked it"
     resume = order.resume and output.exists()
     RunFolder(output).check(resume=resume)
     notes = RunNotes(say)
@@ -126,16 +126,17 @@ def train(
     say: RunNotes,
     weights: Weights = "best",
 ) -> tuple[LLM, TrainResult]:
-    """Train as the session's configuration says; the trained model and the run's result.
+    """Train as the session's configuration says. Return the trained model and the run's result.
 
-    weights: those that are exported and evaluated in the end: of the best evaluation, if there was any, or the last.
+    weights: which are exported and evaluated at the end: of the best evaluation, if there was any, or the last.
     Raises OutputError when the folder is taken, ConfigError when another run is to be continued, and
     KeyboardInterrupt on Ctrl-C (after a checkpoint).
     """
     trainer = session.config.trainer
     assert isinstance(trainer, FinetuneTrainer)
     if not len(prepared.splits["train"]):
-        raise InputError(what="no row is left to train on", where=source.name, fix="look at the split's key")
+        fix = "check preprocessing.split, and which rows were left out"
+        raise InputError(what="no row is left to train on", where=source.name, fix=fix)
     with _folder(output_directory, resume=resume) as run:
         checkpoint, state = where_it_stands(run, session, prepared, resume=resume, say=say)
         first_step = state.step
@@ -189,7 +190,7 @@ def train(
 
 @contextmanager
 def _folder(path: Path, *, resume: bool) -> Iterator[RunFolder]:
-    """Yield the run's folder, which no other process touches meanwhile; one that was made and stays empty goes."""
+    """Yield the run's folder, locked against other processes; one that was made and stays empty is removed."""
     existed = path.exists()
     run = RunFolder.create(path, resume=resume)
     try:
@@ -197,7 +198,7 @@ def _folder(path: Path, *, resume: bool) -> Iterator[RunFolder]:
             yield run
     except BaseException:
         if not existed:
-            with suppress(OSError):  # it holds what was begun
+            with suppress(OSError):  # it is not empty
                 run.path.rmdir()
         raise
 
@@ -229,7 +230,7 @@ def _exported(
 
 
 def _loaded(session: Session, say: Say) -> tuple[Session, LLM]:
-    """The model to train, and the session with what was chosen when it was built."""
+    """Load the model to train. Return the session, too, with what was chosen when the model was built."""
     say(status("loading the model"))
     llm = load_llm(session.config, session.folder, session.device, trainable=True)
     say(model_note(session.config, llm, trains=True))
@@ -239,7 +240,7 @@ def _loaded(session: Session, say: Say) -> tuple[Session, LLM]:
 
 
 class _Logs:
-    """What a run writes while it goes on, and those who hear of it."""
+    """Hold the logs that a run writes, and its observers."""
 
     def __init__(self, run: RunFolder, checkpoint: Checkpoint | None, observer: Observer) -> None:
         self._metrics = MetricsLog(run.metrics, mark=checkpoint.state["logs"]["metrics"] if checkpoint else None)
@@ -248,7 +249,7 @@ class _Logs:
 
     @contextmanager
     def open(self, length: RunLength, state: TrainState, run: RunFolder, say: Say) -> Iterator[None]:
-        """While the run goes on from this state."""
+        """Keep the logs open while the run trains from this state on."""
         try:
             self.observers.start(
                 first_step=state.step, total_steps=length.total_steps, total_samples=length.total_samples
@@ -268,13 +269,13 @@ class _Logs:
             self.observers.close()
 
     def sync(self) -> dict[str, Any]:
-        """Bring the logs to the disk; what a checkpoint keeps of them, to know them again."""
+        """Write the logs to the disk. Return what a checkpoint keeps of them, to recognise them later."""
         self._tensorboard.sync()
         return {"metrics": self._metrics.sync()}
 
 
 def _timed(loop: Loop) -> float:
-    """Train; the seconds that it took."""
+    """Train. Return the seconds that it took."""
     started = time.perf_counter()
     with stop_request() as stop:
         loop.run(stop)
@@ -309,13 +310,13 @@ def _what_went_wrong(loop: Loop, run: RunFolder) -> Iterator[str]:
         )
     if num_times:
         yield (
-            f"memory ran out {format_count(num_times, 'time')} in training, which was made up for: "
-            f"each step was made once, on all of its rows. Look for `oom` in {run.metrics.name}"
+            f"memory ran out {format_count(num_times, 'time')} in training, and the steps were repeated in smaller "
+            f"micro-batches: each was made once, on all of its rows. Look for `oom` in {run.metrics.name}"
         )
 
 
 def _left_wide(config: Config, trainer: FinetuneTrainer, llm: LLM) -> Iterator[str]:
-    """A line for each kind of weights or states that stay in more bits than were asked for."""
+    """Yield a line for each kind of weights or states that keeps more bits than were asked for."""
     experts = unquantised_experts(llm.model) if config.quantization is not None else None
     small = states_in_32_bits(trainer.optimizer, [p for p in llm.model.parameters() if p.requires_grad])
     yield from filter(None, (experts, small))
@@ -335,8 +336,8 @@ def _scorer(
     state: TrainState,
     say: Say,
 ) -> _Score:
-    """Return what evaluates splits by name. One limit holds for all evaluations of the run, planned with the
-    optimizer's state beside them; training has a limit of its own.
+    """Return a function that evaluates splits by name. All evaluations of the run share one limit on rows, planned with
+    the optimizer's state beside them; training has another.
     """
     if not splits:
         return lambda names: {}

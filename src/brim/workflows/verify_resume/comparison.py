@@ -1,6 +1,6 @@
 """Compare an undisturbed and a disturbed run: their logs, the model's inputs, their last checkpoints.
 
-What is guaranteed of a run that was interrupted stands in CONTRACT.md, "What equals what".
+CONTRACT.md, "What equals what", says what is guaranteed for a run that was interrupted.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from brim.workflows.runs import flat, json_lines
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeProof:
-    """What was tried, and how it compares."""
+    """Hold what was tried, and how the two runs compare."""
 
     run: Path
     device: str
     precision: str
     checkpoint_step: int  # whose checkpoint of the run it began with; 0: none, from the start
-    start_step: int  # after which the undisturbed and the disturbed run part
+    start_step: int  # the last one that the undisturbed and the disturbed run share
     num_steps: int  # that each of them made
     effective_batch_sizes: tuple[int, ...]
     stopped_after: int | None  # the step in which Ctrl-C came
@@ -38,7 +38,7 @@ class ResumeProof:
     killed_where: str
     promise: Promise
     checks: tuple[Check, ...]
-    own_log: str  # how the run's own log compares, which is part of no promise
+    own_log: str  # how the run's own log compares, which nothing guarantees
     seconds: float
     folder: Path | None  # of the two runs, where they are kept
 
@@ -50,7 +50,7 @@ class ResumeProof:
 
     @property
     def verdict(self) -> str:
-        """Whether what is promised is kept, in a sentence."""
+        """Say in a sentence whether the guarantee is kept."""
         took = f"({format_seconds(self.seconds)})"
         if not self.holds:
             names = ", ".join(check.name for check in self.checks if not check.holds)
@@ -61,11 +61,11 @@ class ResumeProof:
 
     @property
     def holds(self) -> bool:
-        """Whether all that is promised is so."""
+        """Return whether all that is guaranteed holds."""
         return all(check.holds for check in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return all of it as JSON has it."""
         told = asdict(self)
         told["run"], told["folder"] = str(self.run), None if self.folder is None else str(self.folder)
         for check, of in zip(told["checks"], self.checks, strict=True):
@@ -107,7 +107,7 @@ _NO_STATE = ("logs",)  # it has the digest of a log with times in it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Where two values first differ, and how much all of them do."""
+    """Say where two values first differ, and how much all of them do."""
 
     where: str
     undisturbed: str
@@ -119,7 +119,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One kind of thing that was compared."""
+    """Compare one kind of thing."""
 
     name: str
     compared: str  # how much of it
@@ -129,7 +129,7 @@ class Check:
 
     @property
     def found(self) -> str:
-        """How large the difference is, in words."""
+        """Return how large the difference is, in words."""
         if self.difference is None:
             return "equal"
         if self.difference.relative is None:
@@ -140,7 +140,7 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """Whether what was promised of it is so."""
+        """Return whether what is guaranteed for it holds."""
         if self.difference is None or self.promise == "open":
             return True
         size = self.difference.relative
@@ -149,7 +149,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A run as it was made for the comparison."""
+    """Hold a run that was made for the comparison."""
 
     run: RunFolder
     tokens: Mapping[int, frozenset[str]]  # digests of what the model was given, by step; more than one is a difference
@@ -157,18 +157,18 @@ class Made:
 
 
 def records_of(run: RunFolder, *, after: int, upto: int) -> list[Record]:
-    """The lines of the log for these steps, but for those that say where a checkpoint was written."""
+    """Return the log's lines on these steps, without those on checkpoints."""
     records = [record for record in json_lines(run.metrics) if isinstance(record.get("step"), int)]
     return [each for each in records if after < each["step"] <= upto and each.get("event") != "checkpoint"]
 
 
 def ran_out_of_memory(records: Iterable[Record]) -> bool:
-    """Whether a step was cut otherwise than planned."""
+    """Return whether a step was partitioned otherwise than planned."""
     return any(record.get("event") in _OUT_OF_MEMORY for record in records)
 
 
 def compared(undisturbed: Made, disturbed: Made, promise: Promise, *, after: int) -> list[Check]:
-    """All that the two have in common, from the step after `after` on."""
+    """Compare all that the two have in common, from the step after `after` on."""
     upto = undisturbed.last_step
     ours, theirs = (records_of(made.run, after=after, upto=upto) for made in (undisturbed, disturbed))
     checks = [*compared_logs(ours, theirs, promise, given=_given(undisturbed, disturbed, promise, after=after))]
@@ -188,7 +188,7 @@ def compared_logs(
     *,
     given: Sequence[Mapping[str, Any]] = ({}, {}),
 ) -> Iterator[Check]:
-    """given: by place, what the model was given, in each."""
+    """Compare two logs. given: the model's inputs by their place, of each run."""
     kinds: dict[str, Kind] = dict(_STEP_FIELDS.values())
     sides: list[dict[str, dict[str, Any]]] = [{"rows": dict(each)} for each in given]
     for side, records in zip(sides, (ours, theirs), strict=True):
@@ -207,7 +207,7 @@ def compared_logs(
 
 
 def _given(undisturbed: Made, disturbed: Made, promise: Promise, *, after: int) -> list[dict[str, Any]]:
-    """Digests by step. Micro-batches are padded: cut otherwise, the same rows are other tokens."""
+    """Return digests of the inputs by step; none where padding differs, since other micro-batches were taken."""
     if not promise.same_cut:
         return [{}, {}]
     return [
@@ -217,7 +217,7 @@ def _given(undisturbed: Made, disturbed: Made, promise: Promise, *, after: int) 
 
 
 def _values(records: Sequence[Record]) -> Iterator[tuple[str, Kind, str, Any]]:
-    """Title, kind, place and value of each figure."""
+    """Yield title, kind, place and value of each figure."""
     seen: dict[tuple[int, str], int] = {}
     for record in records:
         label = str(record.get("event") or record.get("split"))
@@ -269,7 +269,7 @@ def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any], place: str) -> boo
 
 
 def _sizes(left: Any, right: Any) -> tuple[float, float] | None:
-    """The absolute and the relative difference; None where these are not two numbers."""
+    """Return the absolute and the relative difference; None where these are not two numbers."""
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in (left, right)):
         return None
     size = abs(left - right)
@@ -293,7 +293,7 @@ def _compared_tensors(title: str, ours: Path, theirs: Path, promise: Promise) ->
 
 
 def _of_tensor(left: Any, right: Any, name: str) -> Difference | None:
-    """One tensor at a time is in memory."""
+    """Compare one tensor, so that one at a time is in memory."""
     there = ["a tensor" if name in set(side.keys()) else "nothing" for side in (left, right)]
     if "nothing" in there:
         return Difference(where=name, undisturbed=there[0], disturbed=there[1], num=1, max_abs=None, relative=None)
@@ -301,7 +301,7 @@ def _of_tensor(left: Any, right: Any, name: str) -> Difference | None:
 
 
 def tensor_difference(name: str, ours: Tensor, theirs: Tensor) -> Difference | None:
-    """None where all bits are equal; zeros of either sign and kinds of NaN are not."""
+    """Return None where all bits are equal; zeros of either sign and kinds of NaN are not."""
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         told = [f"{tuple(each.shape)} {each.dtype}" for each in (ours, theirs)]
         return Difference(where=name, undisturbed=told[0], disturbed=told[1], num=1, max_abs=None, relative=None)
@@ -310,7 +310,7 @@ def tensor_difference(name: str, ours: Tensor, theirs: Tensor) -> Difference | N
     unequal = (ours.view(torch.uint8) != theirs.view(torch.uint8)).view(-1, size).any(dim=1)
     if not unequal.any():
         return None
-    first, has_size = int(unequal.nonzero()[0]), ours.dtype != torch.uint8  # bytes, as of a generator, are no numbers
+    first, has_size = int(unequal.nonzero()[0]), ours.dtype != torch.uint8  # bytes, as of a generator, are not numbers
     left, right = ours.double(), theirs.double()
     max_abs, most = float((left - right).abs().max()), float(left.abs().max())
     return Difference(
@@ -324,7 +324,7 @@ def tensor_difference(name: str, ours: Tensor, theirs: Tensor) -> Difference | N
 
 
 def _largest(wrong: Sequence[Difference]) -> Difference:
-    """The first one's place, with the sizes of all."""
+    """Return the first difference's place with the largest sizes of all."""
     first, sizes = wrong[0], [(each.max_abs, each.relative) for each in wrong]
     known = [(size, relative) for size, relative in sizes if size is not None and relative is not None]
     return Difference(
@@ -338,7 +338,7 @@ def _largest(wrong: Sequence[Difference]) -> Difference:
 
 
 def _numbers_of(file: Path) -> dict[str, Any]:
-    """What a checkpoint keeps beside tensors, but for what has times in it."""
+    """Return what a checkpoint keeps beside tensors, without what has times in it."""
     state = json.loads(file.read_text(encoding="utf-8"))
     return flat({key: value for key, value in state.items() if key not in _NO_STATE})
 
@@ -351,7 +351,7 @@ def _shown(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-Kept = Literal["bits", "close", "open"]  # equal to the bit; within a tolerance; nothing is promised
+Kept = Literal["bits", "close", "open"]  # equal to the bit; within a tolerance; nothing is guaranteed
 
 
 # Relative, of the losses of a sequence of steps.
@@ -366,7 +366,7 @@ _LOSS_LOW_PRECISION = 1e-2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """What must be equal, by what it is."""
+    """Say what must be equal: a guarantee for each kind of thing."""
 
     states: Kept  # weights, optimizer, random states
     figures: Kept  # losses and evaluations
@@ -375,7 +375,7 @@ class Promise:
     why: str
 
     def of(self, kind: Literal["plan", "cut", "figure", "state", "other"]) -> Kept:
-        """plan: rows, sizes and learning rates, which are equal everywhere."""
+        """Return the guarantee for a kind. plan: rows, sizes and learning rates, which are equal everywhere."""
         if kind == "plan":
             return "bits"
         if kind == "cut":
@@ -386,14 +386,14 @@ class Promise:
 
 
 def promise_of(settings: Mapping[str, Any], *, device: str, ran_out_of_memory: bool) -> Promise:
-    """settings: the run's resolved configuration. device: its name; "cpu" for a CPU."""
+    """Return the guarantee. settings: the run's resolved configuration. device: its name; "cpu" for a CPU."""
     same_cut = not ran_out_of_memory
     if device == "cpu" and same_cut:
         return Promise(states="bits", figures="bits", loss_tolerance=0.0, same_cut=True, why="on a CPU, with one plan")
-    why = "memory ran out, and a step was cut otherwise" if ran_out_of_memory else f"on {device}, not on a CPU"
+    why = "memory ran out, and a step was partitioned otherwise" if ran_out_of_memory else f"on {device}, not on a CPU"
     if ran_out_of_memory and _drops_by_batch(settings):
         return Promise(
-            states="open", figures="open", loss_tolerance=0.0, same_cut=False, why=f"{why}; dropout is drawn for a cut"
+            states="open", figures="open", loss_tolerance=0.0, same_cut=False, why=f"{why}; dropout is drawn by batch"
         )
     return Promise(states="open", figures="close", loss_tolerance=_tolerance(settings), same_cut=same_cut, why=why)
 
@@ -406,6 +406,6 @@ def _tolerance(settings: Mapping[str, Any]) -> float:
 
 
 def _drops_by_batch(settings: Mapping[str, Any]) -> bool:
-    """Whether an adapter's dropout depends on which rows go together. A base's own dropout is not in its settings."""
+    """Return whether an adapter's dropout depends on the micro-batch. A base's own dropout is not in the settings."""
     adapter = settings.get("adapter") or {}
     return bool(adapter.get("dropout")) and not settings["trainer"]["dropout_by_row"]

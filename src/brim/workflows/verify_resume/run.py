@@ -1,7 +1,7 @@
 """Check on copies of the user's own run whether an interruption changes anything; the run is only read.
 
 The undisturbed and the disturbed run are made one after the other and compared. A run is checked and copied before it
-is tried. From which step it is tried, and where it is disturbed, is decided from numbers alone.
+is tried. Pure functions of numbers decide from which step it is tried, and where it is disturbed.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def verify_resume(
     keep: bool = False,
     say: Say | None = show,
 ) -> ResumeProof:
-    """Go on with copies of a run twice, once without a break and once stopped and killed, and compare.
+    """Continue a run on two copies, one without a break and one stopped and killed, and compare them.
 
     run: its folder, finished or not; it is only read. steps: that each copy makes. from_step: after which; default: the
-    newest checkpoint that leaves so many, else the first step. dataset: a file or a saved `datasets` folder; default:
-    the run's own. overrides: as for `brim train RUN --resume`. keep: leave the two in their temporary folder.
+    newest checkpoint with so many steps after it, else the first step. dataset: a file or a saved `datasets` folder;
+    default: the run's own. overrides: as for `brim train RUN --resume`. keep: leave the two in their temporary folder.
 
     Raises InputError where there is nothing to try, and what the run itself would raise.
     """
@@ -75,7 +75,7 @@ def verify_resume(
             copy_run(folder, start.checkpoint, work / "start")
         order = TrainOrder(
             config=str(folder.config),
-            # A run that stops early would leave steps out; what a step learns does not depend on it.
+            # Early stopping would leave steps out; what a step learns does not depend on it.
             overrides=(*overrides, "trainer.early_stop=-1"),
             output_directory=str(folder.path),
             resume=True,
@@ -97,20 +97,20 @@ def _require_counts(steps: int, from_step: int | None) -> None:
     for name, value, least in (("--steps", steps, 1), ("--from-step", from_step or 0, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InputError(
-                what=f"{value!r} is no number of steps", where=name, expected=f"a whole number, at least {least}"
+                what=f"{value!r} is not a number of steps", where=name, expected=f"a whole number, at least {least}"
             )
 
 
 def _tell(run: RunFolder, start: Start, work: Path, *, asked: int, say: Say) -> None:
-    """What will be done, and about how long it takes."""
+    """Say what will be done, and about how long it takes."""
     begin = f"the checkpoint of step {start.checkpoint:,}" if start.checkpoint else "the start of the run"
-    lead = f", which goes on to step {start.step:,} first" if start.num_leading else ""
+    lead = f", continued to step {start.step:,} first" if start.num_leading else ""
     say(
         f"{run.path} is only read. From {begin}{lead}: {format_count(start.num_steps, 'step')} without a break, then "
         "the same with interruptions"
     )
     if start.num_steps < asked:
-        say(f"{format_count(asked, 'step was', 'steps were')} asked for; no more than {start.num_steps:,} left there")
+        say(f"{format_count(asked, 'step was', 'steps were')} asked for; only {start.num_steps:,} left there")
     seconds = [each["seconds"] for each in records_of(run, after=0, upto=EVERY_STEP) if "learning_rate" in each]
     mean_s = sum(seconds[-asked:]) / len(seconds[-asked:]) if seconds else None
     most_steps = start.num_leading + 3 * start.num_steps
@@ -123,7 +123,7 @@ def _tell(run: RunFolder, start: Start, work: Path, *, asked: int, say: Say) -> 
 
 
 def _tell_switches(run: RunFolder, start: Start, say: Say) -> None:
-    """Where the batch size has changed so far, if not in the steps that are tried."""
+    """Say where the batch size has changed so far, if not in the steps that are tried."""
     events = records_of(run, after=0, upto=EVERY_STEP)
     switches = [event["step"] for event in events if event.get("event") == "schedule"]
     if switches and not any(start.step < step <= start.step + start.num_steps for step in switches):
@@ -133,30 +133,30 @@ def _tell_switches(run: RunFolder, start: Start, say: Say) -> None:
 
 @contextmanager
 def _work_folder(*, keep: bool, say: Say) -> Iterator[Path]:
-    """A folder that is gone afterwards, also after Ctrl-C, but where it is to be kept."""
+    """Yield a folder that is removed afterwards, also after Ctrl-C, unless it is to be kept."""
     work = Path(tempfile.mkdtemp(prefix="brim-verify-resume-"))
     try:
         yield work
     finally:
         if keep:
-            say(f"both runs, and what their processes said, are kept in {work}")
+            say(f"both runs, and what their processes printed, are kept in {work}")
         else:
             shutil.rmtree(work, ignore_errors=True)
 
 
 class Trial:
-    """The two runs, made one after the other."""
+    """Make the two runs, one after the other."""
 
     def __init__(self, folder: RunFolder, work: Path, start: Start, order: TrainOrder, say: Say) -> None:
-        """order: of the run itself; each process gets it with the folder of a copy."""
+        """Take the order of the run itself; each process gets it with the folder of a copy."""
         self._folder, self._work, self._start, self._order, self._say = folder, work, start, order, say
         self._num_segments = 0
 
     def proof(self) -> ResumeProof:
-        """Make both, and compare."""
+        """Make both runs, and compare them."""
         start = self._start
         if start.num_leading:
-            self._say(f"making step {start.step:,} of the run once more")
+            self._say(f"making step {start.step:,} of the run again")
             self._go("start", stop_after=start.step)
         with writing("a copy of the run", self._work):
             shutil.copytree(self._work / "start", self._work / "undisturbed")
@@ -218,7 +218,7 @@ class Trial:
         return _made(self._work / "disturbed", segments, after=self._start.step), killed
 
     def _go(self, name: str, *, stop_after: int, kill_in: int | None = None) -> Segment:
-        """One process, in one of the copies. What a user did wrong is told of the run, not of the copy."""
+        """Run one process, in one of the copies. Errors of the user's name the run, not the copy."""
         self._num_segments += 1
         run = self._work / name
         order = replace(self._order, output_directory=str(run))
@@ -229,7 +229,7 @@ class Trial:
             raise relocated(error, run, self._folder.path) from error
 
     def _require_same_rows(self, undisturbed: Made) -> None:
-        """A run that was begun anew takes any rows: it must be those of the checkpoints."""
+        """Raise OutputError for other rows than the checkpoints': a copy that starts from the beginning takes any."""
         whole = whole_checkpoints(self._folder, CheckpointStore(self._folder.checkpoints).steps())
         known = {read_state(self._folder, step)["train"]["rows_digest"] for step in whole}
         if known and _state_of(undisturbed)["train"]["rows_digest"] not in known:
@@ -241,12 +241,12 @@ class Trial:
             )
 
     def _own_log(self, records: Sequence[Mapping[str, Any]], promise: Promise, *, upto: int) -> str:
-        """How the lines that the run itself wrote for these steps compare with those of the undisturbed copy."""
+        """Say how the run's own log of these steps compares with that of the undisturbed copy."""
         own = [each for each in records_of(self._folder, after=self._start.step, upto=upto) if _is_step(each)]
         steps = {each["step"] for each in own}
         again = [each for each in records if _is_step(each) and each["step"] in steps]
         if not own:
-            return "has not come to these steps"
+            return "has not reached these steps"
         wrong = [check for check in compared_logs(own, again, promise) if check.difference is not None]
         if not wrong:
             return f"has the same figures for {len(own):,} of these steps"
@@ -254,8 +254,8 @@ class Trial:
         assert found is not None, "as it was chosen"
         return (
             f"differs in {', '.join(check.name for check in wrong)}, first at {found.where}: {found.undisturbed}, now "
-            f"{found.disturbed}. Another machine, version, number of threads, cut or setting explains that; if there "
-            "is none, the copy did not go on as the run did"
+            f"{found.disturbed}. Another machine, version, number of threads, partition or setting explains that; "
+            "without one, the copy did not continue as the run did"
         )
 
 
@@ -271,7 +271,7 @@ def _made(folder: Path, segments: Sequence[Segment], *, after: int) -> Made:
 
 
 def _sizes(steps: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Rows of each step; a step that was no update has no line that tells, and is taken for one like the one before."""
+    """Return the rows of each step; one that was skipped logs none, and counts as many as the step before."""
     sizes: list[int] = []
     for record in steps:
         sizes.append(record.get("effective_batch_size", sizes[-1] if sizes else 0))
@@ -279,7 +279,7 @@ def _sizes(steps: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _is_step(record: Mapping[str, Any]) -> bool:
-    """The line of a step, which may have been no update."""
+    """Return whether a line is of a step, be it one that was skipped."""
     return "learning_rate" in record or record.get("event") == "skipped"
 
 
@@ -287,7 +287,7 @@ def _state_of(made: Made) -> dict[str, Any]:
     return read_state(made.run, made.last_step)
 
 
-# Of the two that are made, the finished one keeps three checkpoints at most; the other has four while it writes one.
+# The finished run keeps three checkpoints at most; the other has four while it writes one.
 MOST_CHECKPOINTS = 7
 
 
@@ -304,7 +304,7 @@ def require_run(run: RunFolder) -> None:
 
 
 def largest_batch(config: Config, run: RunFolder) -> int:
-    """The most rows of a step, where they follow the noise. Raises InputError where nothing is trained."""
+    """Return the most rows that a step can have. Raises InputError where nothing is trained."""
     trainer = config.trainer
     if not isinstance(trainer, FinetuneTrainer):
         raise InputError(
@@ -318,7 +318,7 @@ def largest_batch(config: Config, run: RunFolder) -> int:
 
 
 def chosen_start(run: RunFolder, largest_size: int, *, steps: int, from_step: int | None, say: Say) -> Start:
-    """Where to begin. Raises CheckpointError where the run has checkpoints and none is whole."""
+    """Choose where to begin. Raises CheckpointError where the run has checkpoints and none is whole."""
     there = CheckpointStore(run.checkpoints).steps()
     whole = whole_checkpoints(run, there)
     damaged = [step for step in there if step not in whole]
@@ -336,7 +336,7 @@ def chosen_start(run: RunFolder, largest_size: int, *, steps: int, from_step: in
 
 
 def whole_checkpoints(run: RunFolder, steps: Sequence[int]) -> list[int]:
-    """The steps whose checkpoint is what its manifest says."""
+    """Return the steps whose checkpoint is what its manifest says."""
     whole = []
     for step in steps:
         try:
@@ -354,7 +354,7 @@ def read_state(run: RunFolder, step: int) -> dict[str, Any]:
 
 
 def copy_run(run: RunFolder, checkpoint: int, to: Path) -> None:
-    """What a run needs to go on from one of its checkpoints; nothing where it starts anew."""
+    """Copy what a run needs to continue from one of its checkpoints; nothing where it starts from the beginning."""
     with writing("a copy of the run", to):
         to.mkdir()
         if not checkpoint:
@@ -375,12 +375,12 @@ def require_room(run: RunFolder, work: Path) -> None:
             what=f"the temporary folder has {format_bytes(free_bytes)} left, and up to "
             f"{format_bytes(needed_bytes)} are needed for two copies of the run",
             where=str(work.parent),
-            fix="name a folder with more room in the environment: TMPDIR=FOLDER brim verify-resume …",
+            fix="name a folder with more free space in the environment: TMPDIR=FOLDER brim verify-resume …",
         )
 
 
 def checkpoint_bytes(run: RunFolder) -> int:
-    """Of the largest one."""
+    """Return the bytes of the largest checkpoint."""
     folders = run.checkpoints.glob("step-*")
     return max((sum(file.stat().st_size for file in folder.iterdir()) for folder in folders), default=0)
 
@@ -397,9 +397,9 @@ def _reach(run: RunFolder, largest_size: int) -> Reach:
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
-            what=f"what the run's plan says of its length cannot be read ({type(error).__name__}: {error})",
+            what=f"the run's length cannot be read from its plan ({type(error).__name__}: {error})",
             where=str(run.plan),
-            fix=f"`brim train {run.path} --resume` writes it anew",
+            fix=f"`brim train {run.path} --resume` writes it again",
         ) from error
 
 
@@ -410,15 +410,15 @@ def _listed(steps: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How far a run goes."""
+    """Say how far a run goes."""
 
-    total_steps: int | None  # None: the batch sizes are measured in the course of it
+    total_steps: int | None  # None: the batch sizes are measured while it runs
     total_samples: int
     largest_size: int  # rows of a step, at most
     logged_steps: int  # that it has made so far
 
     def steps_left(self, step: int, consumed_samples: int) -> int:
-        """After this step; at least, where it cannot be known."""
+        """Return the steps after this one; a lower bound where they cannot be known."""
         if self.total_steps is not None:
             return max(0, self.total_steps - step)
         left = max(0, -(-(self.total_samples - consumed_samples) // self.largest_size))
@@ -427,29 +427,30 @@ class Reach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where both runs begin."""
+    """Say where both runs begin."""
 
-    checkpoint: int  # the step whose checkpoint of the run is used; 0: none, the run starts anew
+    checkpoint: int  # the step whose checkpoint of the run is used; 0: none, the run starts from the beginning
     step: int  # after which they go on; made once from the checkpoint, where it is another
     num_steps: int  # that each of them makes
 
     @property
     def num_leading(self) -> int:
-        """Steps that are made once, before the two part."""
+        """Return the number of steps that are made once, before the run is copied."""
         return self.step - self.checkpoint
 
 
 def choose_start(
     consumed_by_checkpoint: Mapping[int, int], reach: Reach, *, steps: int, from_step: int | None
 ) -> Start:
-    """consumed_by_checkpoint: of each whole checkpoint, by its step. from_step: as asked for; None: the newest
-    checkpoint that leaves enough steps, else the run's first step.
+    """Choose the step after which both runs begin, and the checkpoint that leads there.
 
+    consumed_by_checkpoint: rows that were consumed at each whole checkpoint, by its step. from_step: as asked for;
+    None: the newest checkpoint with enough steps after it, else the run's first step.
     Raises InputError where no step is left to be made twice.
     """
     consumed_by_checkpoint = {0: 0, **consumed_by_checkpoint}
     enough = [s for s, consumed in consumed_by_checkpoint.items() if s and reach.steps_left(s, consumed) >= steps]
-    # Nothing is saved before the first step: a run that is killed in it starts anew, and is planned anew.
+    # Nothing is saved before the first step: a run that is killed in it starts, and is planned, from the beginning.
     step = max(1, from_step if from_step is not None else max(enough, default=1))
     checkpoint = max(s for s in consumed_by_checkpoint if s <= step)
     left = reach.steps_left(checkpoint, consumed_by_checkpoint[checkpoint]) - (step - checkpoint)
@@ -480,6 +481,6 @@ def _nothing_left(reach: Reach, step: int, from_step: int | None) -> Problem:
     return Problem(
         what=f"no step is left after step {step:,}{known}",
         where="--from-step" if from_step is not None else "",
-        expected="a step after which the run goes on" if from_step else "a run of at least two steps",
+        expected="a step that is not the run's last" if from_step else "a run of at least two steps",
         fix="name an earlier step with --from-step" if from_step else "try it on a longer run",
     )

@@ -1,6 +1,6 @@
 """Run one segment of a run in its own process: from a folder's newest checkpoint to a stop, or to a kill.
 
-The process trains, tells what the model is given, and stops or kills itself in the step that it was given.
+The process trains, reports what the model is given, and stops or kills itself in the step that its order names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from brim.workflows.training import train_configuration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """Where a segment ends."""
+    """Say where a segment ends."""
 
     stop_after: int  # the step after which it sends itself Ctrl-C
     kill_in: int | None = None  # the step in the middle of which it kills itself
@@ -37,7 +37,7 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """What a process saw until it ended."""
+    """Hold what a process reported until it ended."""
 
     tokens: tuple[tuple[int, str], ...]  # step and digest, for each step that was made
     killed_in: int | None  # step; None where it was stopped, or came to the end of the run
@@ -45,7 +45,7 @@ class Segment:
 
 
 def run_segment(order: TrainOrder, until: Disturbance, log: Path) -> Segment:
-    """Train in a process of its own. Raises what that raised, or BrimError where it broke down.
+    """Train in a new process. Raises what that raised, or BrimError where it crashed.
 
     log: a file for what the process prints.
     """
@@ -65,7 +65,7 @@ def run_segment(order: TrainOrder, until: Disturbance, log: Path) -> Segment:
     return Segment(tokens=tuple(tokens), killed_in=killed.get("step"), killed_where=killed.get("where", ""))
 
 
-_FIX = "free memory, if that is what it lacked; --keep leaves all that it said"
+_FIX = "free memory, if it ran out of it; --keep leaves all that it printed"
 
 
 def train(told: Mapping[str, Any], tell: Tell) -> None:
@@ -75,12 +75,12 @@ def train(told: Mapping[str, Any], tell: Tell) -> None:
         with watcher.hooks():
             train_configuration(TrainOrder(**told["order"]), observer=watcher, say=_log)
     except KeyboardInterrupt as stopped:
-        if not stopped.args:  # it came where nothing could be saved
+        if not stopped.args:  # it came when nothing could be saved
             raise
 
 
 class _Watcher:
-    """An observer of the run that also sees what goes through the model, from the first step on."""
+    """Observe the run, and also what goes through the model, from the first step on."""
 
     def __init__(self, until: Disturbance, tell: Tell) -> None:
         self._until, self._tell = until, tell
@@ -89,7 +89,7 @@ class _Watcher:
         self._outermost: nn.Module | None = None  # of the pass in which the process is to be killed
 
     def hooks(self) -> ExitStack:
-        """What torch calls meanwhile. No module, optimizer or loop knows of it."""
+        """Register hooks with torch, so that no module, optimizer or loop needs to know of them."""
         stack = ExitStack()
         stack.callback(register_module_forward_pre_hook(self._before_module).remove)
         stack.callback(register_optimizer_step_pre_hook(self._before_update).remove)
@@ -99,7 +99,7 @@ class _Watcher:
         self._step = first_step
 
     def write(self, record: Record) -> None:
-        """Note which tokens a step was given, and stop after the last one of the segment."""
+        """Report which tokens a step was given, and stop after the last step of the segment."""
         if record.get("event") != "skipped" and "learning_rate" not in record:
             return  # not the line of a step
         self._step = record["step"]
