@@ -116,6 +116,22 @@ def test_what_is_complete_is_left_as_it_is_without_loading_the_model(
     assert result.summary == json.loads((tmp_path / "p.parquet.summary.json").read_text())
 
 
+def test_the_summary_of_a_resumed_prediction_counts_what_it_wrote_and_what_was_there(
+    brim, zero_shot, sums_file, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text(json.dumps(zero_shot))
+    lines = sums_file.read_text().splitlines(keepends=True)
+    for num_rows, done in (
+        (25, r"25 rows, \d+ tokens in [\d.]+ m?s; \d+ ended"),
+        (40, r"15 rows in [\d.]+ m?s, 25 were there before; 40 rows, \d+ tokens in all: \d+ ended"),
+        (40, r"0 rows in 0.0 s, 40 were there before; 40 rows, \d+ tokens in all: \d+ ended"),
+    ):
+        Path("rows.jsonl").write_text("".join(lines[:num_rows]))
+        out = brim("predict", "config.yaml", "--dataset", "rows.jsonl", "--output", "p.csv", "--resume").out
+        assert re.search(done, " ".join(out.split())), out
+
+
 def test_rows_that_are_added_are_predicted_and_rows_that_are_gone_left_out(model, sums, tmp_path):
     path, whole, frame = tmp_path / "p.jsonl", tmp_path / "whole.jsonl", pd.DataFrame(sums)
     model.predict(frame[:25], output=path)

@@ -223,6 +223,7 @@ def _as_json(result: PredictResult) -> dict[str, object]:
         "ledger": None if result.ledger is None else str(result.ledger),
         "summary": None if result.output is None else str(summary_path(result.output)),
         "num_rows": result.summary["num_rows"],
+        "num_new_rows": result.num_new_rows,
         "num_response_tokens": result.summary["num_response_tokens"],
         "num_stopped": result.summary["finish_reasons"].get("stop", 0),
         "seconds": result.seconds,
@@ -234,11 +235,12 @@ def _lines(result: PredictResult) -> list[tuple[str, str]]:
 
     summary = result.summary
     num_rows, num_stopped = summary["num_rows"], summary["finish_reasons"].get("stop", 0)
-    done = (
-        f"{format_count(num_rows, 'row')}, {format_count(summary['num_response_tokens'], 'token')} in "
-        f"{format_seconds(result.seconds)}; "
-        f"{num_stopped:,} ended by themselves, {num_rows - num_stopped:,} at max_new_tokens"
-    )
+    rows = f"{format_count(num_rows, 'row')}, {format_count(summary['num_response_tokens'], 'token')}"
+    ended = f"{num_stopped:,} ended by themselves, {num_rows - num_stopped:,} at max_new_tokens"
+    done = f"{rows} in {format_seconds(result.seconds)}; {ended}"
+    if result.num_new_rows < num_rows:
+        new, before = format_count(result.num_new_rows, "row"), num_rows - result.num_new_rows
+        done = f"{new} in {format_seconds(result.seconds)}, {before:,} were there before; {rows} in all: {ended}"
     labels = [("labels", _counted(summary["category"]["labels"]))] if "category" in summary else []
     return [("done", done), *labels, ("written", str(result.output)), *_left_out(result.ledger)]
 

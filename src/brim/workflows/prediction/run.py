@@ -225,6 +225,7 @@ class _Work:
         self.responses = DoneRows(responses, keys=asked.keys, prompts=asked.hashes)
         self._scores = DoneRows(scores, keys=asked.keys, prompts=asked.hashes)
         self._sittings: list[dict[str, Any]] = []  # of this process alone, without a job
+        self._num_before = self.responses.num_done
 
     def require_same_prompts(self) -> None:
         """Raise OutputError, naming the rows, where a row that is done has another prompt now."""
@@ -296,6 +297,7 @@ class _Work:
             ledger=ledger,
             summary=summary,
             seconds=seconds,
+            num_new_rows=self.responses.num_done - self._num_before,
             left_out=pd.DataFrame({**columns, "why": [entry.why for entry in entries]}),
             read_predictions=(lambda: frame) if job is None else lru_cache(maxsize=1)(self._frame_of_job),
         )
