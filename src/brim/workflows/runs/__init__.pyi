@@ -7,18 +7,14 @@ from .child import (
     stopping as stopping,
 )
 from .files import (
-    _KERNELS as _KERNELS,
-    _PLANNED as _PLANNED,
-    _SIZES as _SIZES,
     RunNotes as RunNotes,
     card_apart as card_apart,
     flat as flat,
     json_lines as json_lines,
     local_name as local_name,
+    model_card as model_card,
     read_json as read_json,
     with_trained_weights as with_trained_weights,
-    write_card as write_card,
-    write_head as write_head,
 )
 from .results import (
     Comparison as Comparison,

@@ -1,74 +1,22 @@
-"""Write what a run's folder holds beside its logs and weights.
-
-These are its configuration, plan, environment, ledger and model card.
-"""
+"""Read and write the files of a run's folder that several workflows use: JSON, notes and the model card."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import brim
-from brim.config import Choice
 from brim.config.prompts import prompt_template
 from brim.config.schema import Config
 from brim.config.text import dump, mask_text
-from brim.data import Prepared
-from brim.data.read import Source
-from brim.models import device_name
 from brim.notes import Note, Say, is_told
-from brim.session import Session
-from brim.storage import write_text, writing
-from brim.train import Checkpoint, RunFolder, RunLength, TrainState
+from brim.storage import writing
+from brim.train import RunFolder, TrainState
 from brim.units import format_count
-
-
-def write_head(
-    run: RunFolder,
-    session: Session,
-    prepared: Prepared,
-    length: RunLength,
-    planned: Mapping[str, Any],
-    *,
-    checkpoint: Checkpoint | None,
-) -> None:
-    """Write what the folder holds from the start on: plan, configuration, environment and ledger."""
-    rows = prepared.splits["train"]
-    plan = {
-        "total_steps": length.total_steps,
-        "total_samples": length.total_samples,
-        "batch_schedule": [asdict(phase) for phase in length.schedule.phases],
-        "tokens_per_epoch": int(rows.lengths.sum()),
-        "supervised_tokens_per_epoch": int(rows.num_supervised.sum()),
-        "rows": {split: len(split_rows) for split, split_rows in prepared.splits.items()},
-        **planned,
-        "choices": [{"key": c.key, "value": c.value, "reason": c.reason} for c in in_order(session.choices)],
-    }
-    _write(run.plan, json.dumps(plan, indent=1) + "\n")
-    _write(run.config, dump(session.config))
-    if checkpoint is None or not run.environment.exists():
-        with writing(run.environment.name, run.environment):
-            run.write_environment(device=device_name(session.device))
-    prepared.ledger.write(run.ledger)
-
-
-def write_card(
-    run: RunFolder,
-    session: Session,
-    source: Source,
-    *,
-    rows: Mapping[str, int],
-    metrics: Mapping[str, Mapping[str, float]],
-    state: TrainState,
-) -> None:
-    """Write the model card. rows: of each split. metrics: of the splits that were evaluated in the end."""
-    base, dataset = session.folder.name, Path(source.name).name
-    _write(run.card, model_card(session.config, base, dataset, rows=rows, metrics=metrics, state=state))
 
 
 def with_trained_weights(config: Config, run: RunFolder) -> Config:
@@ -116,11 +64,6 @@ class RunNotes:
         self._said = []
 
 
-def _write(path: Path, text: str) -> None:
-    with writing(path.name, path):
-        write_text(path, text)
-
-
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     """Return values by their dotted keys, those in lists of mappings (features, phases) by their numbers."""
     found: dict[str, Any] = {}
@@ -134,10 +77,9 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file; an empty one where there is none, or the file is damaged."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return _object(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
@@ -152,21 +94,6 @@ def _object(line: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-_KERNELS = ("model_parameters.attn_implementation", "trainer.chunked_loss")  # as they are chosen, one after the other
-
-
-_PLANNED = ("trainer.enable_gradient_checkpointing",)
-
-
-_SIZES = ("trainer.epochs", "trainer.effective_batch_size")
-
-
-def in_order(choices: Sequence[Choice]) -> list[Choice]:
-    """Order choices as a run makes them that is not resumed: those that take a plan or the model come last."""
-    late = (*_SIZES, *_PLANNED, *_KERNELS)
-    return sorted(choices, key=lambda choice: late.index(choice.key) if choice.key in late else -1)
 
 
 _SETTINGS = "The settings stand in `config.yaml`, the versions in `environment.json`."

@@ -1,19 +1,22 @@
-"""Find where a run stands that is to be resumed, and check that it may be resumed as it is asked for now."""
+"""Write what a run is begun with; find where a resumed run stands, and check that it may be resumed as asked for."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from brim.config import Choice, moves_batch
 from brim.config.schema import Config, FinetuneTrainer
+from brim.config.text import dump
 from brim.data import Prepared
 from brim.data.tokens import TokenRows
 from brim.errors import CheckpointError, ConfigError, OutputError, Problem
+from brim.models import device_name
 from brim.notes import Say, warning
 from brim.session import Session, with_choices
+from brim.storage import write_text, writing
 from brim.train import (
     Checkpoint,
     CheckpointStore,
@@ -25,7 +28,48 @@ from brim.train import (
     stopping_of,
 )
 from brim.units import format_count
-from brim.workflows.runs import _KERNELS, _PLANNED, _SIZES, flat
+from brim.workflows.runs import flat, read_json
+
+# Choices that a plan or the model makes, in the order in which a run that is not resumed makes them.
+_SIZES = ("trainer.epochs", "trainer.effective_batch_size")
+_PLANNED = ("trainer.enable_gradient_checkpointing",)
+_KERNELS = ("model_parameters.attn_implementation", "trainer.chunked_loss")
+
+
+def write_head(
+    run: RunFolder,
+    session: Session,
+    prepared: Prepared,
+    length: RunLength,
+    planned: Mapping[str, Any],
+    *,
+    checkpoint: Checkpoint | None,
+) -> None:
+    """Write what the folder holds from the start on: plan, configuration, environment and ledger."""
+    rows = prepared.splits["train"]
+    plan = {
+        "total_steps": length.total_steps,
+        "total_samples": length.total_samples,
+        "batch_schedule": [asdict(phase) for phase in length.schedule.phases],
+        "tokens_per_epoch": int(rows.lengths.sum()),
+        "supervised_tokens_per_epoch": int(rows.num_supervised.sum()),
+        "rows": {split: len(split_rows) for split, split_rows in prepared.splits.items()},
+        **planned,
+        "choices": [{"key": c.key, "value": c.value, "reason": c.reason} for c in _in_order(session.choices)],
+    }
+    for path, text in ((run.plan, json.dumps(plan, indent=1) + "\n"), (run.config, dump(session.config))):
+        with writing(path.name, path):
+            write_text(path, text)
+    if checkpoint is None or not run.environment.exists():
+        with writing(run.environment.name, run.environment):
+            run.write_environment(device=device_name(session.device))
+    prepared.ledger.write(run.ledger)
+
+
+def _in_order(choices: Sequence[Choice]) -> list[Choice]:
+    """Order choices as a run makes them that is not resumed: those that take a plan or the model come last."""
+    late = (*_SIZES, *_PLANNED, *_KERNELS)
+    return sorted(choices, key=lambda choice: late.index(choice.key) if choice.key in late else -1)
 
 
 def where_it_stands(
@@ -125,9 +169,8 @@ def _unset_sizes(session: Session) -> Iterator[str]:
 def _reasons(run: RunFolder) -> dict[tuple[str, Any], str]:
     """Return the reason of each choice in the run's plan, by key and value; none where the plan is damaged."""
     try:
-        choices = json.loads(run.plan.read_text(encoding="utf-8"))["choices"]
-        return {(choice["key"], choice["value"]): choice["reason"] for choice in choices}
-    except (OSError, ValueError, KeyError, TypeError):
+        return {(choice["key"], choice["value"]): choice["reason"] for choice in read_json(run.plan)["choices"]}
+    except (KeyError, TypeError):
         return {}
 
 

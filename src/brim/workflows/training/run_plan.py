@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from brim.planning import PlanRequest, TrainingPlan, keep, plan_run, short_plan,
 from brim.session import Session, choice_notes, with_choices
 from brim.train import Checkpoint, RunFolder
 from brim.units import format_count
+from brim.workflows.runs import read_json
 from brim.workflows.training.launch import Launched, launch
 from brim.workflows.training.planning import request_of
 from brim.workflows.training.resuming import with_plan_of
@@ -175,10 +175,10 @@ def _still_holds(session: Session, run: RunFolder, checkpoint: Checkpoint, say: 
 def _saved(run: RunFolder) -> Mapping[str, Any] | None:
     """Read plan.json; None where it is damaged, or of a version of brim that planned nothing."""
     try:
-        plan = json.loads(run.plan.read_text(encoding="utf-8"))
+        plan = read_json(run.plan)
         if plan["plan"] is not None:
             read = TrainingPlan.from_dict(plan["plan"])
             _ = read.is_ample, read.budget.reserved_bytes + 0  # numbers, as far as a run goes by them
         return {"plan": plan["plan"], "launch": plan["launch"]}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -21,6 +21,7 @@ from brim.models import LLM, load_llm, model_note, no_library_warnings, require_
 from brim.notes import Note, Say, planned, status, warning
 from brim.planning import batches_for, settings_of
 from brim.session import Session, choice_notes, open_session, with_choices, with_dataset, with_labels, with_rows
+from brim.storage import write_text, writing
 from brim.train import (
     Checkpoint,
     CheckpointStore,
@@ -40,9 +41,9 @@ from brim.train import (
 )
 from brim.units import format_count
 from brim.workflows.prediction import scored, template_texts, with_day_of_run
-from brim.workflows.runs import RunNotes, TrainOrder, TrainResult, write_card, write_head
-from brim.workflows.training.launch import counted_state_bytes
-from brim.workflows.training.resuming import as_begun, where_it_stands
+from brim.workflows.runs import RunNotes, TrainOrder, TrainResult, model_card
+from brim.workflows.training.launch import Launched, counted_state_bytes
+from brim.workflows.training.resuming import as_begun, where_it_stands, write_head
 from brim.workflows.training.run_plan import plan_of_run
 
 Weights: TypeAlias = Literal["best", "last"]
@@ -153,22 +154,10 @@ def train(
         splits = {name: prepared.splits[name] for name in dict.fromkeys((*evaluated, *in_the_end))}
         score = _scorer(llm, session, trainer, splits, logs.observers, state, say)
         store = CheckpointStore(run.checkpoints)
-        job = build_job(
-            session.config,
-            launched.request.trainer,
-            llm,
-            prepared.splits["train"],
-            length=length,
-            cutter=launched.cutter,
-            pad_id=session.encoder.pad_id,
-            evaluate=(lambda: score(evaluated)) if evaluated else None,
-            store=store,
-            observer=logs.observers,
-            sync_logs=logs.sync,
-        )
+        evaluate = (lambda: score(evaluated)) if evaluated else None
+        loop = _loop(session, launched, llm, prepared.splits["train"], state, evaluate, store, logs)
         for line in _left_wide(session.config, trainer, llm):
             say(warning(line, topic="run"))
-        loop = Loop(job, state)
         torch.manual_seed(session.config.random_seed)  # a model can have dropout of its own
         if checkpoint is not None:
             store.tidy(state.step, best_step=state.best_step)
@@ -186,6 +175,33 @@ def train(
             say(line)
         result = _exported(run, session, source, prepared, llm, loop.state, metrics=metrics, seconds=seconds)
         return llm, replace(result, num_new_steps=loop.state.step - first_step)
+
+
+def _loop(
+    session: Session,
+    launched: Launched,
+    llm: LLM,
+    rows: TokenRows,
+    state: TrainState,
+    evaluate: Callable[[], dict[str, dict[str, float]]] | None,
+    store: CheckpointStore,
+    logs: _Logs,
+) -> Loop:
+    """Build the loop over these rows as it was planned."""
+    job = build_job(
+        session.config,
+        launched.request.trainer,
+        llm,
+        rows,
+        length=launched.request.length,
+        cutter=launched.cutter,
+        pad_id=session.encoder.pad_id,
+        evaluate=evaluate,
+        store=store,
+        observer=logs.observers,
+        sync_logs=logs.sync,
+    )
+    return Loop(job, state)
 
 
 @contextmanager
@@ -217,7 +233,10 @@ def _exported(
     """Write the model and its card."""
     export_model(llm, run.model, generation=settings_of(llm, session), chat=template_texts(session))
     rows = {split: len(rows) for split, rows in prepared.splits.items()}
-    write_card(run, session, source, rows=rows, metrics=metrics, state=state)
+    base, dataset = session.folder.name, Path(source.name).name
+    card = model_card(session.config, base, dataset, rows=rows, metrics=metrics, state=state)
+    with writing(run.card.name, run.card):
+        write_text(run.card, card)
     return TrainResult(
         output_directory=run.path,
         num_steps=state.step,
