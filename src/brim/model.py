@@ -30,24 +30,18 @@ from brim.train import (
 from brim.workflows.export import UploadResult, check_format, export_run, merge_run, merging_of, require_run, upload
 from brim.workflows.prediction import (
     Activations,
-    Asked,
+    Collection,
     Contender,
     Conversation,
     OnError,
     OnOverlong,
     Wanted,
-    activations_of,
     answered,
     base_of,
     check_pooling,
-    check_wanted,
-    compared,
-    contender,
     evaluate_splits,
-    evaluated,
     predict,
     prompts_of_texts,
-    require_one,
     require_rows,
     size_for_generating,
     stream_text,
@@ -189,17 +183,17 @@ class Model:
             session = with_settings(session, trainer=sizes)
             source = read(dataset_of(self.config, dataset))
             split = check_split(split) or ("test" if dataset is None else "full")
-            ours = contender(self._name, session, source, split=split, with_texts=with_texts)
+            ours = Contender.of(self._name, session, source, split=split, with_texts=with_texts)
             for line in [*self.notes, *self._untrained(), *ours.notes]:
                 told(line)
             require_rows(ours.rows, split, source)
             other = None if against is None else self._other(against)
             theirs = None if other is None else other._contender(source, like=ours, split=split)
-            result = evaluated(ours, self._weights(told), split=split, say=told, on_batch=told.advance)
+            result = ours.evaluated(self._weights(told), split=split, say=told, on_batch=told.advance)
             if other is None or theirs is None:
                 return result
             self._let_go()
-            found = compared(result, (ours, theirs), other._weights, say=told, on_batch=told.advance)
+            found = ours.compared(result, theirs, other._weights, say=told, on_batch=told.advance)
             return replace(result, comparison=found)
 
     @limit_lifted()
@@ -228,13 +222,8 @@ class Model:
         used, and to prompts that are too long; default: as the configuration says. See docs/predict.md. say: as in
         `train`. on_batch: is called with the number of rows that have been finished since.
         """
-        path = None if output is None else Path(output)
-        check_wanted(path, resume=resume)
-        session = self._open()
-        sizes = _given(batch_size, size_for_generating(session.config))
-        session = with_settings(session, generation=generation, trainer=sizes)
         wanted = Wanted(
-            output=path,
+            output=None if output is None else Path(output),
             split=check_split(split) or "full",
             resume=resume,
             scores=scores,
@@ -243,6 +232,10 @@ class Model:
             on_overlong=on_overlong,
             is_unnamed=dataset is None,
         )
+        wanted.require_place()
+        session = self._open()
+        sizes = _given(batch_size, size_for_generating(session.config))
+        session = with_settings(session, generation=generation, trainer=sizes)
         with listening(say, is_short=True) as told:
             return predict(
                 session,
@@ -277,10 +270,8 @@ class Model:
         generation: keys of the configuration's `generation`, for this call.
         """
         session = with_settings(self._open(), generation=generation)
-        rows = prompts_of_texts([prompts] if isinstance(prompts, str) else prompts, session)
-        if stream:
-            require_one(rows)
-        elif not len(rows):
+        rows = prompts_of_texts([prompts] if isinstance(prompts, str) else prompts, session, is_streamed=stream)
+        if not len(rows):
             return []
         with listening(say) as told:
             for line in [*self.notes, *self._untrained()] if self._llm is None else []:
@@ -325,7 +316,7 @@ class Model:
         vectors, which are then not held in memory; columns: their names in it; default: those of the layers.
         say: as in `train`. on_batch: is called with the number of rows that have been finished since.
         """
-        asked = Asked(
+        collection = Collection(
             layers=[layers] if isinstance(layers, str | int) else layers,
             split=check_split(split) or "full",
             pooling=check_pooling(pooling),
@@ -334,10 +325,9 @@ class Model:
             columns=columns,
         )
         with listening(say, is_short=True) as told:
-            return activations_of(
+            return collection.activations(
                 with_settings(self._open(), trainer=_given(batch_size, "eval_batch_size")),
                 dataset_of(self.config, dataset),
-                asked,
                 llm=self._llm,
                 weights=lambda: self._weights(told),
                 notes=[*self.notes, *self._untrained()],
@@ -416,7 +406,7 @@ class Model:
 
     def _contender(self, source: Source, *, like: Contender, split: str) -> Contender:
         name = self.config.base_model if self._run is None else str(self._run.path)
-        return contender(name, self._open(), source, split=split, like=like)
+        return Contender.of(name, self._open(), source, split=split, like=like)
 
     def _let_go(self) -> None:
         """Free the weights. What was learned in this process is read from the run's folder when it is needed again."""

@@ -161,10 +161,10 @@ def predict(
     _check_flags(output, plan=plan, device=device, memory=memory)
     model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
     from brim.data import check_split
-    from brim.workflows.prediction import check_on_error, check_on_overlong
+    from brim.workflows.prediction import check_policies
 
     rows = check_split(split) or "full"
-    on_error, on_overlong = check_on_error(on_error), check_on_overlong(on_overlong)
+    on_error, on_overlong = check_policies(on_error, on_overlong)
     if plan:
         from brim.workflows.prediction import Wanted
 

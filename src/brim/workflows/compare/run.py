@@ -197,10 +197,10 @@ def _one(
     first_name = next(iter(result.files))
     overrides = [*entrant.overrides, f"random_seed={seed}"]
     if entrant.name != first_name:
-        num_samples = _samples_of_first(result, seed)
-        if num_samples is None:
+        first = result.figures[first_name].get(seed)
+        if first is None:
             return _failed(entrant, seed, f"not run, since {first_name}, which says how many rows it gets, failed")
-        overrides += ["trainer.train_steps=null", f"trainer.train_samples={num_samples}"]
+        overrides += ["trainer.train_steps=null", f"trainer.train_samples={first.num_samples}"]
     run = RunFolder(result.output_directory / entrant.name / f"seed-{seed}")
     order = TrainOrder(
         config=str(entrant.file), overrides=tuple(overrides), output_directory=str(run.path), resume=run.is_run
@@ -222,11 +222,6 @@ def _withdraw(result: CompareResult) -> None:
             (folder / name).rmdir()
     if [each.name for each in folder.iterdir()] == [FILE]:
         (folder / FILE).unlink()
-
-
-def _samples_of_first(result: CompareResult, seed: int) -> int | None:
-    first = result.figures[next(iter(result.files))].get(seed)
-    return None if first is None else first.num_samples
 
 
 def _told(entrant: Entrant, seed: int, ended: Ended, run: RunFolder) -> ComparedRun:

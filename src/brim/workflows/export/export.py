@@ -152,7 +152,7 @@ File: TypeAlias = Path | bytes  # where it lies, or its content
 CARD, FACTS = "README.md", "export.json"
 
 
-_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
 _SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
@@ -221,7 +221,7 @@ def card_of(run: RunFolder, *, merge: str | None = None) -> str:
 
 def kind_of(model: Path) -> Kind:
     """Return the kind of a model folder. Raises ExportError where it holds neither an adapter nor a model."""
-    if all((model / name).is_file() for name in _ADAPTER):
+    if all((model / name).is_file() for name in ADAPTER):
         return "adapter"
     weights = (model / "model.safetensors").is_file() or (model / "model.safetensors.index.json").is_file()
     if (model / "config.json").is_file() and weights:
@@ -229,7 +229,7 @@ def kind_of(model: Path) -> Kind:
     raise ExportError(
         what="the run's model is not whole",
         where=str(model),
-        expected=f"{' and '.join(_ADAPTER)}, or config.json and model.safetensors",
+        expected=f"{' and '.join(ADAPTER)}, or config.json and model.safetensors",
         fix=f"write it again with `brim train {model.parent} --resume`",
     )
 
@@ -266,15 +266,12 @@ def _without_paths(file: Path) -> File:
         raise ExportError(_damaged(file, str(error))) from None
     if not isinstance(content, dict):
         return file
-    paths = [key for key in _NAMES_OF_PATHS if isinstance(content.get(key), str) and _is_local(content[key])]
+    names = {key: content[key] for key in _NAMES_OF_PATHS if isinstance(content.get(key), str)}
+    paths = [key for key, name in names.items() if local_name(name) != name]
     if not paths:
         return file
     cleaned = {**content, **dict.fromkeys(paths)}
     return (json.dumps(cleaned, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _is_local(name: str) -> bool:
-    return local_name(name) != name
 
 
 def _require_readable(model: Path) -> None:

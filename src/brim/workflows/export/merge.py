@@ -27,6 +27,7 @@ from brim.notes import Say
 from brim.session import Session
 from brim.train import RunFolder
 from brim.workflows.export.export import (
+    ADAPTER,
     CARD,
     card_of,
     check_target,
@@ -63,9 +64,6 @@ _SHARD = "5GB"
 
 
 _FEW_ROWS = 2  # at once: all of their logits are in memory beside those of the other model
-
-
-_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +136,7 @@ def merge_run(run: RunFolder, session: Session, path: Path, merging: Merging, *,
         merged.save_pretrained(str(folder), max_shard_size=_SHARD)
         del merged
         learned = files_of(run.model)
-        place(folder, {name: file for name, file in learned.items() if name not in _ADAPTER_FILES})
+        place(folder, {name: file for name, file in learned.items() if name not in ADAPTER})
         found = Divergence.between(before, how.logits(_read_back(folder, session), asked.rows, precision("fp32")))
         limit = merging.max_divergence if merging.max_divergence is not None else limit_of(adapter_kl)
         compared = Compared(merged=found, adapter_kl=adapter_kl, source=asked.source, limit=limit)

@@ -191,9 +191,9 @@ def measure(
     if timeline or snapshot is not None:
         recorded = measured_alone(replace(_parts(request)[0], records=True, snapshot=snapshot))
     whole = num_layers(folder.config) or 0
-    return _measured(
-        request, reports, recorded, layers_run=(whole,), num_layers=whole, notes=_short(layers, folder.config)
-    )
+    note = f"the whole model was run: it has {whole or 'an unknown number of'} layers"
+    notes = [] if layers is None else [note]
+    return _measured(request, reports, recorded, layers_run=(whole,), num_layers=whole, notes=notes)
 
 
 def measured_alone(request: Request, environment: Mapping[str, str] = RETURNED_AT_ONCE) -> Report:
@@ -302,12 +302,6 @@ def _micro_batches(config: Config, rows: int) -> int:
     effective = trainer.effective_batch_size
     several = accumulates(trainer) if effective == "auto" else effective > rows
     return _MOST_MICRO_BATCHES if several else 1
-
-
-def _short(layers: int | None, config: Mapping[str, object]) -> list[str]:
-    if layers is None:
-        return []
-    return [f"the whole model was run: it has {num_layers(config) or 'an unknown number of'} layers"]
 
 
 @contextmanager

@@ -316,16 +316,6 @@ def require_budget(llm: LLM, session: Session, prompt: TokenRows) -> None:
     require_one_fits(llm, session, prompt_tokens=int(prompt.lengths[0]))
 
 
-def require_one(prompts: TokenRows) -> None:
-    """Raise InputError for several prompts, whose responses would come one after the other."""
-    if len(prompts) != 1:
-        raise InputError(
-            what=f"{len(prompts):,} prompts cannot be answered piece by piece at once",
-            expected="one prompt with stream=True",
-            fix="call `generate` once a prompt, or without stream, which answers all of them together",
-        )
-
-
 def _pieces(tokens: Generator[int, None, FinishReason], encoder: TextEncoder) -> Pieces:
     text = GrowingText(encoder)
     with closing(tokens):

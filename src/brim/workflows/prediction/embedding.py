@@ -20,6 +20,7 @@ from brim.data.read import Data, Ledger, RowFaults, read
 from brim.data.tokens import TokenRows
 from brim.errors import InputError, OutputError, Problem, WriteError
 from brim.infer import LayerName, Pooling, VectorStore, collect_activations, first_vectors, named_layers
+from brim.infer.engines import Batches
 from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import Say, planned, status
 from brim.planning import batches_for
@@ -56,7 +57,7 @@ class Activations:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Collection:
     """Say what to collect, beside the configuration."""
 
     layers: Sequence[LayerName]
@@ -66,69 +67,81 @@ class Asked:
     output: Path | None = None
     columns: Sequence[str] | None = None  # of the output, for the layers; None: the layers' names
 
+    @no_library_warnings()
+    def activations(
+        self,
+        session: Session,
+        data: Data,
+        *,
+        llm: LLM | None,
+        weights: Callable[[], LLM],
+        notes: Sequence[str],
+        say: Say,
+        on_batch: Callable[[int], None],
+    ) -> Activations:
+        """Run the prompts of the split through the model and keep the outputs of the layers.
 
-@no_library_warnings()
-def activations_of(
-    session: Session,
-    data: Data,
-    asked: Asked,
-    *,
-    llm: LLM | None,
-    weights: Callable[[], LLM],
-    notes: Sequence[str],
-    say: Say,
-    on_batch: Callable[[int], None],
-) -> Activations:
-    """Run the prompts of a split through the model and keep the outputs of the layers.
+        llm: the weights where they are loaded already; otherwise `weights` loads them.
+        Raises InputError for an unknown layer, DataError for rows that cannot be used, OutputError and WriteError.
+        """
+        if self.output is not None:
+            check_output(self.output)
+        say(status("reading the data"))
+        rows, ledger, prompt_notes = _prompts(session, data, split=self.split)
+        for line in [*notes, *prompt_notes, *ledger.summary()]:
+            say(line)
+        batches = batches_for(session, [rows], llm=llm, say=say)
+        loaded = weights()
+        say(model_note(session.config, loaded, trains=False))
+        tokens = format_count(int(rows.lengths.sum()), "token")
+        say(planned("data", f"{format_count(len(rows), 'prompt')}, {tokens}"))
+        say(status("reading the layers", is_planned=True))
+        return self._collected(session, loaded, rows, ledger, batches, on_batch)
 
-    llm: the weights where they are loaded already; otherwise `weights` loads them.
-    Raises InputError for an unknown layer, DataError for rows that cannot be used, OutputError and WriteError.
-    """
-    if asked.output is not None:
-        check_output(asked.output)
-    say(status("reading the data"))
-    rows, ledger, prompt_notes = _prompts(session, data, split=asked.split)
-    for line in [*notes, *prompt_notes, *ledger.summary()]:
-        say(line)
-    batches = batches_for(session, [rows], llm=llm, say=say)
-    loaded = weights()
-    say(model_note(session.config, loaded, trains=False))
-    tokens = format_count(int(rows.lengths.sum()), "token")
-    say(planned("data", f"{format_count(len(rows), 'prompt')}, {tokens}"))
-    say(status("reading the layers", is_planned=True))
-    layers = named_layers(loaded.model, asked.layers)
-    starts = first_vectors(rows, asked.pooling)
-    with ExitStack() as files:
-        folder = None if asked.output is None else asked.output.parent
-        stores = {name: files.enter_context(VectorStore(int(starts[-1]), folder=folder)) for name in layers}
-        started = time.perf_counter()
-        collect_activations(
-            loaded.model,
-            rows,
-            layers,
-            into=stores,
-            pooling=asked.pooling,
-            normalize=asked.normalize,
-            pad_id=session.encoder.pad_id,
-            batches=batches,
-            device=loaded.device,
-            precision=loaded.precision,
-            on_batch=on_batch,
-        )
-        seconds = time.perf_counter() - started
-        ledger_file = None
-        if asked.output is not None:
-            columns = dict(zip(asked.columns or stores, stores.values(), strict=True))
-            ledger_file = _write(asked.output, columns, rows.keys, starts, ledger, by_token=asked.pooling is None)
-        return Activations(
-            rows=rows.keys,
-            num_tokens=rows.lengths,
-            widths={name: store.width for name, store in stores.items()},
-            by_layer={} if asked.output is not None else _held(stores, starts, by_token=asked.pooling is None),
-            output=asked.output,
-            ledger=ledger_file,
-            seconds=seconds,
-        )
+    def _collected(
+        self,
+        session: Session,
+        llm: LLM,
+        rows: TokenRows,
+        ledger: Ledger,
+        batches: Batches,
+        on_batch: Callable[[int], None],
+    ) -> Activations:
+        layers = named_layers(llm.model, self.layers)
+        starts = first_vectors(rows, self.pooling)
+        by_token, folder = self.pooling is None, None if self.output is None else self.output.parent
+        with ExitStack() as files:
+            stores = {name: files.enter_context(VectorStore(int(starts[-1]), folder=folder)) for name in layers}
+            started = time.perf_counter()
+            collect_activations(
+                llm.model,
+                rows,
+                layers,
+                into=stores,
+                pooling=self.pooling,
+                normalize=self.normalize,
+                pad_id=session.encoder.pad_id,
+                batches=batches,
+                device=llm.device,
+                precision=llm.precision,
+                on_batch=on_batch,
+            )
+            seconds = time.perf_counter() - started
+            by_layer, ledger_file = {}, None
+            if self.output is None:
+                by_layer = _held(stores, starts, by_token=by_token)
+            else:
+                columns = dict(zip(self.columns or stores, stores.values(), strict=True))
+                ledger_file = _write(self.output, columns, rows.keys, starts, ledger, by_token=by_token)
+            return Activations(
+                rows=rows.keys,
+                num_tokens=rows.lengths,
+                widths={name: store.width for name, store in stores.items()},
+                by_layer=by_layer,
+                output=self.output,
+                ledger=ledger_file,
+                seconds=seconds,
+            )
 
 
 def check_pooling(name: str | None) -> Pooling:

@@ -48,6 +48,19 @@ _BY_TOKEN = ("loss", "perplexity", "token_accuracy", "response_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Hold prompts to respond to, and the answer that the data has for each."""
+
+    prompts: TokenRows
+    references: Sequence[str]
+
+    def take(self, positions: NDArray[np.int64]) -> Asked:
+        """Return those at these positions."""
+        references = [self.references[position] for position in positions.tolist()]
+        return Asked(prompts=self.prompts.take(positions), references=references)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
     """Hold a model and its rows, before its weights are loaded."""
 
@@ -58,62 +71,87 @@ class Contender:
     ledger: Ledger
     notes: tuple[str, ...]  # on the rows
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        session: Session,
+        source: Source,
+        *,
+        split: str,
+        with_texts: bool = False,
+        like: Contender | None = None,
+    ) -> Contender:
+        """Return a model with its rows of a split.
+
+        with_texts: generate texts, too; for a category they are generated in any case. like: the first model, whose
+        rows, settings of `generation` and choice of texts the other one takes.
+        """
+        config = session.config
+        if with_texts and label_reader(config) is None:
+            require_extra(
+                "metrics", "sacrebleu", "rouge_score", what="a comparison of texts", otherwise="leave --texts out"
+            )
+        if like is not None:
+            config = config.model_copy(update={"generation": like.session.config.generation})
+        session = with_labels(replace(session, config=config), source)
+        prepared = prepare(
+            source,
+            session.config if like is None else _with_same_rows(session.config, like.session.config),
+            session.encoder,
+            context_length=session.folder.context_length,
+            only=split,
+        )
+        rows, ledger, asked = prepared.splits[split], prepared.ledger, None
+        if with_texts or label_reader(session.config) is not None if like is None else like.asked is not None:
+            rows, asked, entries = answerable(source, session, prepared, split=split)
+            ledger = ledger.with_more(entries)
+        tokens = format_count(int(rows.lengths.sum()), "token")
+        data = planned("data", f"{format_count(len(rows), 'row')} ({split}), {tokens}")
+        notes = (data, *prepared.notes, *ledger.summary())
+        return cls(name=name, session=session, rows=rows, asked=asked, ledger=ledger, notes=notes)
+
     def only(self, keys: NDArray[np.int64]) -> Contender:
         """Return the contender with the rows of these keys alone."""
         positions = np.flatnonzero(np.isin(self.rows.keys, keys))
-        asked = self.asked
-        if asked is not None:
-            references = [asked.references[position] for position in positions.tolist()]
-            asked = Asked(prompts=asked.prompts.take(positions), references=references)
+        asked = None if self.asked is None else self.asked.take(positions)
         return replace(self, rows=self.rows.take(positions), asked=asked)
 
+    def evaluated(self, llm: LLM, *, split: str, say: Say, on_batch: Callable[[int], None]) -> EvaluateResult:
+        """Return the model's figures on its rows. on_batch: is called with the number of rows done since."""
+        result = evaluate(llm, self.session, self.rows, split=split, asked=self.asked, say=say, on_batch=on_batch)
+        return replace(result, num_left_out=self.ledger.num_left_out())
 
-def contender(
-    name: str,
-    session: Session,
-    source: Source,
-    *,
-    split: str,
-    with_texts: bool = False,
-    like: Contender | None = None,
-) -> Contender:
-    """Return a model with its rows of a split.
+    def compared(
+        self,
+        ours: EvaluateResult,
+        second: Contender,
+        load: Callable[[], LLM],
+        *,
+        say: Say,
+        on_batch: Callable[[int], None],
+    ) -> Comparison:
+        """Evaluate the second model on the rows that both can take, and compare.
 
-    with_texts: generate texts, too; for a category they are generated in any case. like: the first model, whose rows,
-    settings of `generation` and choice of texts the other one takes.
-    """
-    config = session.config
-    if with_texts and label_reader(config) is None:
-        require_extra(
-            "metrics", "sacrebleu", "rouge_score", what="a comparison of texts", otherwise="leave --texts out"
-        )
-    if like is not None:
-        config = config.model_copy(update={"generation": like.session.config.generation})
-    session = with_labels(replace(session, config=config), source)
-    prepared = prepare(
-        source,
-        session.config if like is None else _with_same_rows(session.config, like.session.config),
-        session.encoder,
-        context_length=session.folder.context_length,
-        only=split,
-    )
-    rows, ledger, asked = prepared.splits[split], prepared.ledger, None
-    if with_texts or label_reader(session.config) is not None if like is None else like.asked is not None:
-        rows, asked, entries = answerable(source, session, prepared, split=split)
-        ledger = ledger.with_more(entries)
-    tokens = format_count(int(rows.lengths.sum()), "token")
-    data = planned("data", f"{format_count(len(rows), 'row')} ({split}), {tokens}")
-    notes = (data, *prepared.notes, *ledger.summary())
-    return Contender(name=name, session=session, rows=rows, asked=asked, ledger=ledger, notes=notes)
-
-
-def evaluated(
-    contender: Contender, llm: LLM, *, split: str, say: Say, on_batch: Callable[[int], None]
-) -> EvaluateResult:
-    """Return a model's figures on its rows. on_batch: is called with the number of rows done since."""
-    session, rows, asked = contender.session, contender.rows, contender.asked
-    result = evaluate(llm, session, rows, split=split, asked=asked, say=say, on_batch=on_batch)
-    return replace(result, num_left_out=contender.ledger.num_left_out())
+        ours: of this contender, whose weights are not in memory any more. load: loads the second's.
+        Raises DataError where there is no such row.
+        """
+        keys = np.intersect1d(self.rows.keys, second.rows.keys)
+        _require_common(keys, second)
+        mine, other = self.only(keys), second.only(keys)
+        say(f"{other.name}:")
+        theirs = other.evaluated(load(), split=ours.split, say=say, on_batch=on_batch)
+        our_measures, notes = _measures_on(ours, mine, keys), _notes(self, second, keys)
+        their_measures = dict(theirs.measures)
+        if not _same_targets(mine.rows, other.rows):
+            num_bytes = _answer_bytes(mine)
+            our_measures = _without_tokens(our_measures, _losses(ours, keys), num_bytes)
+            their_measures = _without_tokens(their_measures, _losses(theirs, keys), num_bytes)
+            notes.append(
+                "the two models read the answers as different tokens: figures of a token are not compared; "
+                "bits_per_byte is the loss by the answers' bytes"
+            )
+        return _comparison(other.name, our_measures, their_measures, len(keys), notes)
 
 
 def _with_same_rows(config: Config, like: Config) -> Config:
@@ -141,38 +179,6 @@ def base_of(config: Config, run: RunFolder | None, *, has_learned: bool) -> Conf
             fix="name the run, or another model with --against",
         )
     return config.model_copy(update=first)
-
-
-def compared(
-    ours: EvaluateResult,
-    contenders: tuple[Contender, Contender],
-    load: Callable[[], LLM],
-    *,
-    say: Say,
-    on_batch: Callable[[int], None],
-) -> Comparison:
-    """Evaluate the other model on the rows that both can take, and compare.
-
-    ours: of the first contender, whose weights are not in memory any more. load: loads the other's.
-    Raises DataError where there is no such row.
-    """
-    first, second = contenders
-    keys = np.intersect1d(first.rows.keys, second.rows.keys)
-    _require_common(keys, second)
-    mine, other = first.only(keys), second.only(keys)
-    say(f"{other.name}:")
-    theirs = evaluated(other, load(), split=ours.split, say=say, on_batch=on_batch)
-    our_measures, notes = _measures_on(ours, mine, keys), _notes(first, second, keys)
-    their_measures = dict(theirs.measures)
-    if not _same_targets(mine.rows, other.rows):
-        num_bytes = _answer_bytes(mine)
-        our_measures = _without_tokens(our_measures, _losses(ours, keys), num_bytes)
-        their_measures = _without_tokens(their_measures, _losses(theirs, keys), num_bytes)
-        notes.append(
-            "the two models read the answers as different tokens: figures of a token are not compared; "
-            "bits_per_byte is the loss by the answers' bytes"
-        )
-    return _comparison(other.name, our_measures, their_measures, len(keys), notes)
 
 
 def _comparison(
@@ -286,14 +292,6 @@ def evaluate_splits(
         seconds=time.perf_counter() - started,
         num_left_out=prepared.ledger.num_left_out(),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Hold prompts to respond to, and the answer that the data has for each."""
-
-    prompts: TokenRows
-    references: Sequence[str]
 
 
 @no_library_warnings()
@@ -425,8 +423,7 @@ def answerable(
     rows = prepared.splits[split]
     asked = asked_of(source, session, rows, split=split)
     kept = continuable(asked.prompts, session, source, split=split, num_spare=prepared.num_spare)
-    references = [asked.references[position] for position in kept.positions.tolist()]
-    return rows.take(kept.positions), Asked(prompts=kept.prompts, references=references), kept.entries
+    return rows.take(kept.positions), replace(asked.take(kept.positions), prompts=kept.prompts), kept.entries
 
 
 def _answers(batch: Texts, encoder: TextEncoder) -> list[str]:

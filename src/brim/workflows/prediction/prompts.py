@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from brim.config.schema import Config, InputFeature
+from brim.config.schema import InputFeature
 from brim.data import texts_as_source
 from brim.data.read import WAY_OUT, Entry, RowFaults, Source, blocks, cell_texts
 from brim.data.tokens import TokenRows
@@ -35,16 +35,15 @@ _ON_BAD_ROW: dict[OnError, str] = {"stop": "error", "skip": "drop"}
 _ON_OVERLONG: dict[OnOverlong, str] = {"error": "error", "truncate_left": "truncate", "skip": "drop"}
 
 
-def check_on_error(name: str | None) -> OnError | None:
-    """Return the policy that a person typed. Raises InputError for another word."""
-    _require_one_of(name, get_args(OnError), "on_error")
-    return cast("OnError | None", name)
-
-
-def check_on_overlong(name: str | None) -> OnOverlong | None:
-    """Return the policy that a person typed. Raises InputError for another word."""
-    _require_one_of(name, get_args(OnOverlong), "on_overlong")
-    return cast("OnOverlong | None", name)
+def check_policies(on_error: str | None, on_overlong: str | None) -> tuple[OnError | None, OnOverlong | None]:
+    """Return the policies that a person typed. Raises InputError for another word."""
+    for option, name, known in (
+        ("--on-error", on_error, get_args(OnError)),
+        ("--on-overlong", on_overlong, get_args(OnOverlong)),
+    ):
+        if name is not None and name not in known:
+            raise InputError(what=f"{name!r} is not known", where=option, expected=", ".join(known))
+    return cast("OnError | None", on_error), cast("OnOverlong | None", on_overlong)
 
 
 def with_policies(session: Session, *, on_error: OnError | None, on_overlong: OnOverlong | None) -> Session:
@@ -61,26 +60,18 @@ def with_policies(session: Session, *, on_error: OnError | None, on_overlong: On
         changes["on_overlong"] = _ON_OVERLONG[on_overlong]
     elif on_error == "skip" and config.preprocessing.on_overlong in ("auto", "error"):
         changes["on_overlong"] = "drop"
-    config = config.model_copy(update={"preprocessing": config.preprocessing.model_copy(update=changes)})
-    return replace(session, config=_without_missing(config) if on_error == "skip" else config)
-
-
-def _without_missing(config: Config) -> Config:
-    """Return the configuration that drops rows without a value that the prompt needs, unless it is filled in."""
-    return config.model_copy(update={"input_features": tuple(map(_dropping_missing, config.input_features))})
+    features = tuple(map(_dropping_missing, config.input_features)) if on_error == "skip" else config.input_features
+    preprocessing = config.preprocessing.model_copy(update=changes)
+    config = config.model_copy(update={"preprocessing": preprocessing, "input_features": features})
+    return replace(session, config=config)
 
 
 def _dropping_missing(feature: InputFeature) -> InputFeature:
+    """Return the feature that drops rows without a value that the prompt needs, unless it is filled in."""
     if feature.preprocessing.missing_value_strategy != "error":
         return feature
     preprocessing = feature.preprocessing.model_copy(update={"missing_value_strategy": "drop_row"})
     return feature.model_copy(update={"preprocessing": preprocessing})
-
-
-def _require_one_of(name: str | None, known: tuple[str, ...], what: str) -> None:
-    if name is not None and name not in known:
-        option = what.replace("_", "-")
-        raise InputError(what=f"{name!r} is not known", where=f"--{option}", expected=", ".join(known))
 
 
 Keep: TypeAlias = Literal["first", "last"]
@@ -238,14 +229,23 @@ def _too_long(
     ]
 
 
-def prompts_of_texts(prompts: Sequence[str], session: Session) -> TokenRows:
-    """Return finished prompts as rows. Raises InputError and DataError for those that cannot be continued."""
+def prompts_of_texts(prompts: Sequence[str], session: Session, *, is_streamed: bool = False) -> TokenRows:
+    """Return finished prompts as rows. is_streamed: there may be only one.
+
+    Raises InputError and DataError for those that cannot be continued.
+    """
     if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping | bytes):
         raise InputError(what=f"the prompts are {type(prompts).__name__}", expected="a str, or a list of them")
     texts = list(prompts)
     require_texts(texts)
     rows = texts_as_source(texts, session.encoder, are_chats=session.config.chat is not None)
     require_continuable(rows, session, lambda key: f"prompt {key + 1}")
+    if is_streamed and len(rows) != 1:
+        raise InputError(
+            what=f"{len(rows):,} prompts cannot be answered piece by piece at once",
+            expected="one prompt with stream=True",
+            fix="call `generate` once a prompt, or without stream, which answers all of them together",
+        )
     return rows
 
 

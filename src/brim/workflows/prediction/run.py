@@ -106,7 +106,11 @@ def plan_prediction(
     asked = ask(config, phase="generate", device=device, memory_bytes=memory_bytes)
     data = dataset if dataset is not None else config.dataset
     if data is None:
-        raise ConfigError(_no_data())
+        raise ConfigError(
+            what="there is no data set, and a plan depends on how long its prompts are",
+            expected="--dataset FILE, the key `dataset`, or dataset=… in Python",
+            fix="name a csv, tsv, json, jsonl or parquet file; `brim memory --phase generate` needs none",
+        )
     session = with_policies(_session(asked), on_error=wanted.on_error, on_overlong=wanted.on_overlong)
     source = read(data)
     session = with_labels(session, source)
@@ -128,14 +132,6 @@ def _session(asked: Asked) -> Session:
     )
 
 
-def _no_data() -> Problem:
-    return Problem(
-        what="there is no data set, and a plan depends on how long its prompts are",
-        expected="--dataset FILE, the key `dataset`, or dataset=… in Python",
-        fix="name a csv, tsv, json, jsonl or parquet file; `brim memory --phase generate` needs none",
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """Say what is asked of a prediction, beside the configuration."""
@@ -149,6 +145,13 @@ class Wanted:
     on_overlong: OnOverlong | None = None
     is_unnamed: bool = False  # the data set is the configuration's, since none was named
 
+    def require_place(self) -> None:
+        """Refuse, before anything is read, an output that cannot be written, or exists and cannot be resumed."""
+        if self.output is not None:
+            check_place(self.output, resume=self.resume)
+        elif self.resume:
+            raise InputError(what="without an output there is nothing to resume", fix="name the output")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedPrompts:
@@ -159,14 +162,6 @@ class AskedPrompts:
     ledger: Ledger
     keys: Keys
     hashes: Keys  # of the prompts
-
-
-def check_wanted(output: Path | None, *, resume: bool) -> None:
-    """Refuse, before anything is read, an output that cannot be written, or exists and cannot be resumed."""
-    if output is not None:
-        check_place(output, resume=resume)
-    elif resume:
-        raise InputError(what="without an output there is nothing to resume", fix="name the output")
 
 
 @no_library_warnings()
@@ -396,15 +391,11 @@ def prompts_asked(source: Source, session: Session, wanted: Wanted, notes: Seque
 def _own_data(source: Source, session: Session, split: str, *, num_rows: int) -> Note:
     """Say which rows are predicted where no data set was named."""
     part = "all splits" if split == "full" else f"the split {split}"
-    trained = (
-        " those that it trains on among them"
-        if session.config.trainer.type != "none" and split in ("full", "train")
-        else ""
-    )
+    has_trained = session.config.trainer.type != "none" and split in ("full", "train")
     told = (
         f"no data set was named (--dataset, in Python dataset=…): {format_count(num_rows, 'row')} of {source.name} "
         f"{'is' if num_rows == 1 else 'are'} predicted, "
-        f"{part} of the configuration's own data{',' if trained else ''}{trained}"
+        f"{part} of the configuration's own data{', those that it trains on among them' if has_trained else ''}"
     )
     return warning(told, topic="rows")
 

@@ -16,7 +16,7 @@ from brim.data import Prepared, prepare, slip_notes, with_labels_of_data
 from brim.data.chat import settled_day
 from brim.data.read import Data, read
 from brim.data.tokens import TokenRows, load_encoder
-from brim.errors import ConfigError, InputError, Problem
+from brim.errors import ConfigError, InputError
 from brim.memory import MOST_MADE_UP, MOST_TOKENS, Asked, ask, require_in_context, require_whole
 from brim.memory.devices import Device, device_at_hand
 from brim.models import no_library_warnings, read_architecture
@@ -177,7 +177,12 @@ def _require_rows(num_rows: int | None, sequence_length: int | None, *, has_data
     missing = [flag for flag, value in sizes.items() if value is None]
     if len(missing) == len(sizes):
         if not has_data:
-            raise ConfigError(_no_data())
+            raise ConfigError(
+                what="there is no data set, and a plan depends on how long its rows are",
+                expected="--dataset FILE, the key `dataset`, or dataset=… in Python",
+                fix="name a csv, tsv, json, jsonl or parquet file; or, before there is one, say how large it will be "
+                "with --rows N --sequence-length N",
+            )
         return
     if has_dataset:
         raise InputError(
@@ -195,12 +200,3 @@ def _require_rows(num_rows: int | None, sequence_length: int | None, *, has_data
         )
     require_whole("num_rows", num_rows or 0, most=MOST_MADE_UP)
     require_whole("sequence_length", sequence_length or 0, least=2, most=MOST_TOKENS)
-
-
-def _no_data() -> Problem:
-    return Problem(
-        what="there is no data set, and a plan depends on how long its rows are",
-        expected="--dataset FILE, the key `dataset`, or dataset=… in Python",
-        fix="name a csv, tsv, json, jsonl or parquet file; or, before there is one, say how large it will be with "
-        "--rows N --sequence-length N",
-    )

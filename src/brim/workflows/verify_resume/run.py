@@ -19,7 +19,7 @@ from typing import Any, cast
 from brim.config import load_config, require_trust_said_again
 from brim.config.schema import Config, FinetuneTrainer
 from brim.data.read import Data, Files, absolute_files, is_files, named_files, read
-from brim.errors import BrimError, CheckpointError, InputError, OutputError, Problem
+from brim.errors import BrimError, CheckpointError, InputError, OutputError
 from brim.notes import Say
 from brim.report import listening, show
 from brim.session import dataset_of
@@ -169,7 +169,7 @@ class Trial:
         stop_after, kill_in = choose_disturbance(start.step, sizes, [each.get("num_micro_batches", 0) for each in made])
         disturbed, killed = self._disturbed(stop_after, kill_in, last_step=undisturbed.last_step)
         others = records_of(disturbed.run, after=start.step, upto=undisturbed.last_step)
-        settings = _state_of(undisturbed)["settings"]
+        settings = read_state(undisturbed.run, undisturbed.last_step)["settings"]
         device = json.loads(undisturbed.run.environment.read_text(encoding="utf-8"))["device"]
         promise = promise_of(settings, device=device, ran_out_of_memory=ran_out_of_memory([*records, *others]))
         assert killed.killed_in is not None, "as _disturbed has seen to"
@@ -232,7 +232,7 @@ class Trial:
         """Raise OutputError for other rows than the checkpoints': a copy that starts from the beginning takes any."""
         whole = whole_checkpoints(self._folder, CheckpointStore(self._folder.checkpoints).steps())
         known = {read_state(self._folder, step)["train"]["rows_digest"] for step in whole}
-        if known and _state_of(undisturbed)["train"]["rows_digest"] not in known:
+        if known and read_state(undisturbed.run, undisturbed.last_step)["train"]["rows_digest"] not in known:
             raise OutputError(
                 what="the training or validation rows are not those that this run was started with",
                 where=str(self._folder.path),
@@ -281,10 +281,6 @@ def _sizes(steps: Sequence[Mapping[str, Any]]) -> list[int]:
 def _is_step(record: Mapping[str, Any]) -> bool:
     """Return whether a line is of a step, be it one that was skipped."""
     return "learning_rate" in record or record.get("event") == "skipped"
-
-
-def _state_of(made: Made) -> dict[str, Any]:
-    return read_state(made.run, made.last_step)
 
 
 # The finished run keeps three checkpoints at most; the other has four while it writes one.
@@ -455,7 +451,13 @@ def choose_start(
     checkpoint = max(s for s in consumed_by_checkpoint if s <= step)
     left = reach.steps_left(checkpoint, consumed_by_checkpoint[checkpoint]) - (step - checkpoint)
     if left < 1:
-        raise InputError(_nothing_left(reach, step, from_step))
+        known = "" if reach.total_steps is None else f": the run has {reach.total_steps:,}"
+        raise InputError(
+            what=f"no step is left after step {step:,}{known}",
+            where="--from-step" if from_step is not None else "",
+            expected="a step that is not the run's last" if from_step else "a run of at least two steps",
+            fix="name an earlier step with --from-step" if from_step else "try it on a longer run",
+        )
     return Start(checkpoint=checkpoint, step=step, num_steps=min(steps, left))
 
 
@@ -474,13 +476,3 @@ def choose_disturbance(start_step: int, sizes: Sequence[int], cuts: Sequence[int
     later = [*range(wanted, num_steps), *range(before, wanted)]
     kill = next((number for number in later if cuts[number] > 1), wanted)
     return (start_step + before if before else None), start_step + kill + 1
-
-
-def _nothing_left(reach: Reach, step: int, from_step: int | None) -> Problem:
-    known = "" if reach.total_steps is None else f": the run has {reach.total_steps:,}"
-    return Problem(
-        what=f"no step is left after step {step:,}{known}",
-        where="--from-step" if from_step is not None else "",
-        expected="a step that is not the run's last" if from_step else "a run of at least two steps",
-        fix="name an earlier step with --from-step" if from_step else "try it on a longer run",
-    )
