@@ -35,7 +35,11 @@ def is_there(process):
         return False
 
 
-def test_an_order_goes_in_and_messages_and_a_result_come_out(tmp_path):
+def test_an_order_goes_in_and_messages_and_a_result_come_out(tmp_path, monkeypatch):
+    """A file of the user's takes no module's place, as `python -m` would let it."""
+    (tmp_path / "json.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(tmp_path))])
     heard, log = [], tmp_path / "log.txt"
     ended = run_child(answers, {"name": "é\n"}, on_message=heard.append, log=log)
     assert ended == Ended(code=0, is_done=True, result=["é\n", len(sys.path)])
@@ -99,9 +103,12 @@ def test_ctrl_c_reaches_it_and_where_it_does_not_listen_it_is_ended(function, pr
                 return  # it failed: the next test is not to be interrupted
             os.kill(os.getpid(), signal.SIGINT)
 
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with stopping() as stop:
+        assert signal.getsignal(signal.SIGINT) is not before[0]
         threading.Thread(target=press, daemon=True).start()
         ended = run_child(function, {}, on_message=hear, stop=stop)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert ended.was_stopped
     assert ended.code == (130 if function is listens else -signal.SIGKILL)
     assert heard[1] == {"heard": signal.SIGINT}
@@ -113,21 +120,6 @@ def test_a_signal_s_handler_tells_in_the_midst_of_telling():
     assert ended.require("a process", fix="f") is None
     assert [each["told"] for each in heard if "told" in each] == list(range(3000))
     assert {"signal": signal.SIGALRM} in heard
-
-
-def test_the_signals_are_given_back():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with stopping():
-        assert signal.getsignal(signal.SIGINT) is not before[0]
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-def test_a_file_of_the_users_takes_no_module_s_place(tmp_path, monkeypatch):
-    """As `python -m` would let it."""
-    (tmp_path / "json.py").write_text("raise SystemExit(9)")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(tmp_path))])
-    assert run_child(answers, {"name": "x"}).code == 0
 
 
 @pytest.mark.parametrize("listening", [True, False])
