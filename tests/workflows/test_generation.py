@@ -18,14 +18,8 @@ from brim.batching import Probe, random_states
 from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import BrimError, InputError
 from brim.infer import BATCH_TOKENS
-from brim.infer.engines import (
-    RowsByCost,
-    RowsByTrial,
-    SlotsEngine,
-    StaticEngine,
-    respond_to,
-)
-from brim.memory.devices import budget as at_hand_budget
+from brim.infer.engines import RowsByCost, RowsByTrial, SlotsEngine, StaticEngine, respond_to
+from brim.memory import budget as at_hand_budget
 from brim.models import load_llm
 from brim.planning import (
     engines as engine_choice,
@@ -65,13 +59,17 @@ def scarce(at_hand, monkeypatch, tmp_path):
     return replace(plan, total_bytes=plan.budget.limit_bytes), request, llm, settings
 
 
-def test_where_less_than_half_of_the_memory_is_needed_nothing_is_tried(at_hand, monkeypatch):
+def test_where_less_than_half_of_the_memory_is_needed_or_rows_are_given_nothing_is_tried(at_hand, monkeypatch):
     session, llm, settings = at_hand
-    request = generation_request(session, LENGTHS, llm=llm)
     monkeypatch.setattr("brim.planning.generation_launch.peak_passes", None)
-    plan = proven(plan_job(request, say=print), request, llm, settings, say=print)
-    assert plan.rows == 40
-    assert plan.proof == "not tried before the first rows, since less than half of the memory is needed"
+    for given, rows, why in (
+        ({}, 40, "not tried before the first rows, since less than half of the memory is needed"),
+        ({"fixed_rows": 3}, 3, "since their number was given"),
+    ):
+        request = generation_request(session, LENGTHS, llm=llm, **given)
+        plan = proven(plan_job(request, say=print), request, llm, settings, say=print)
+        assert plan.rows == rows
+        assert plan.proof.endswith(why)
 
 
 def test_the_first_rows_are_tried_once_and_leave_no_trace(scarce):
@@ -80,10 +78,8 @@ def test_the_first_rows_are_tried_once_and_leave_no_trace(scarce):
     found = proven(plan, request, llm, settings, say=print)
     assert found.rows == 40
     assert found.proof.startswith("40 rows × 25 tokens ran and fitted (1 probe")
-    assert all(
-        np.array_equal(one, other) if isinstance(one, np.ndarray) else True
-        for one, other in zip(before, random_states(), strict=False)
-    )
+    after = random_states()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
     again = proven(plan, request, llm, settings, say=print)
     assert again.proof == "not tried before the first rows, since as much has run before"
 
@@ -124,14 +120,6 @@ def test_a_peak_above_the_prediction_is_known_from_then_on(scarce, monkeypatch):
     assert request.calibrations.correction().scale == pytest.approx(found.costs.scale)
 
 
-def test_rows_that_were_given_are_not_tried_and_the_plan_says_what_it_would_take(at_hand):
-    session, llm, settings = at_hand
-    request = generation_request(session, LENGTHS, llm=llm, fixed_rows=3)
-    plan = proven(plan_job(request, say=print), request, llm, settings, say=print)
-    assert plan.rows == 3
-    assert plan.proof.endswith("since their number is configured")
-
-
 def planned(tiny_base, monkeypatch, *, reserved_bytes=None, **generation):
     """The plan of 40 prompts with transformers' `generate`."""
     model = brim.Model({"base_model": str(tiny_base), "generation": {"max_new_tokens": 6, **generation}})
@@ -146,14 +134,13 @@ def planned(tiny_base, monkeypatch, *, reserved_bytes=None, **generation):
 BEAMS = {"num_beams": 4, "do_sample": False}
 
 
-def test_with_room_for_all_beams_run_together_and_no_trace_is_made(tiny_base, monkeypatch):
-    monkeypatch.setattr("brim.planning.generation.CacheModel", None)
-    plan = planned(tiny_base, monkeypatch, **BEAMS)
-    assert (plan.engine, plan.source, plan.rows, plan.rows_reason) == ("static", "closed form", 40, "all rows together")
-
-
 def test_with_less_memory_fewer_prompts_with_their_beams_run_together(tiny_base, monkeypatch):
-    one = planned(tiny_base, monkeypatch, **BEAMS).costs
+    with monkeypatch.context() as patch:
+        patch.setattr("brim.planning.generation.CacheModel", None)  # with room for all, nothing is traced
+        all_together = planned(tiny_base, monkeypatch, **BEAMS)
+    assert (all_together.engine, all_together.source) == ("static", "closed form")
+    assert (all_together.rows, all_together.rows_reason) == (40, "all rows together")
+    one = all_together.costs
     a_row, weights = float(one.peak_bytes(1, 26)) - one.static_bytes, one.static_bytes
     for rows in (1, 3, 9):
         monkeypatch.undo()
@@ -164,9 +151,7 @@ def test_with_less_memory_fewer_prompts_with_their_beams_run_together(tiny_base,
         assert plan.total_bytes <= plan.budget.limit_bytes
     fewer = planned(tiny_base, monkeypatch, reserved_bytes=round(weights + 9.5 * a_row), **(BEAMS | {"num_beams": 8}))
     assert 4 <= fewer.rows <= 5
-
-
-def test_where_rows_go_one_by_one_the_plan_says_so_and_why(tiny_base, monkeypatch):
+    monkeypatch.undo()
     for generation, reason in (
         ({"num_beams": 2, "do_sample": True}, "beams that sample draw from one generator, so rows go one by one"),
         ({"prompt_lookup_num_tokens": 2, "do_sample": False}, "prompt lookup takes one row at a time"),
@@ -310,21 +295,18 @@ PROMPTS = TokenRows.from_rows(
 )
 
 
-@pytest.mark.parametrize(
-    ("engine", "kind"),
-    [("slots", SlotsEngine), ("static", StaticEngine), ("auto", SlotsEngine)],
-)
-def test_the_configuration_names_the_engine_and_all_say_the_same(opened, engine, kind):
-    session, llm = opened(engine=engine)
-    planned, plan = planned_engine(llm, session, PROMPTS, say=say_nothing)
-    assert isinstance(planned, kind)
-    assert plan.engine == planned.name
-    usual, _ = planned_engine(llm, opened(engine="slots")[0], PROMPTS, say=say_nothing)
-    assert respond_to(planned, PROMPTS) == respond_to(usual, PROMPTS)
-    assert plan.engine_reason == ("the configuration needs no other" if engine == "auto" else "generation.engine")
-
-
-def test_beams_leave_no_choice_and_an_engine_that_cannot_is_refused(opened):
+def test_the_configuration_names_the_engine_and_all_say_the_same(opened):
+    usual, _ = planned_engine(opened()[1], opened(engine="slots")[0], PROMPTS, say=say_nothing)
+    expected = respond_to(usual, PROMPTS)
+    for engine, kind, reason in (
+        ("static", StaticEngine, "generation.engine"),
+        ("auto", SlotsEngine, "the configuration needs no other"),
+    ):
+        session, llm = opened(engine=engine)
+        planned, plan = planned_engine(llm, session, PROMPTS, say=say_nothing)
+        assert isinstance(planned, kind)
+        assert (plan.engine, plan.engine_reason) == (planned.name, reason)
+        assert respond_to(planned, PROMPTS) == expected
     request = generation_request(opened(num_beams=2)[0], PROMPTS.lengths)
     assert (request.engine, request.engine_reason) == ("static", "generation.num_beams: beams stay together")
     session, llm = opened(engine="slots", num_beams=2)
@@ -355,7 +337,7 @@ def session_of(zero_shot, monkeypatch):
     return of
 
 
-def test_vllm_writes_a_jobs_responses_without_brims_own_weights(session_of, tiny_base, monkeypatch):
+def test_vllm_writes_a_jobs_responses_without_brims_own_weights(session_of, tiny_base, tmp_path, monkeypatch):
     engines = install(monkeypatch, lambda prompt, params: [prompt[-1], 0])
     assert Generation(weights, session_of(), VLLM_PROMPTS, say=say_nothing).about["engine"] == "vllm"
     responses = respond_to(vllm_engine(session_of(), rows=None), VLLM_PROMPTS)
@@ -363,16 +345,12 @@ def test_vllm_writes_a_jobs_responses_without_brims_own_weights(session_of, tiny
     args = engines.made[0].args
     assert (args.model, args.dtype, args.gpu_memory_utilization, args.seed) == (str(tiny_base), "float32", 0.8, 42)
     assert engines.made[0].submitted[0][2].stop_token_ids == [0]
-
-
-def test_the_models_own_ends_count_for_vllm(session_of, tiny_base, tmp_path, monkeypatch):
-    engines = install(monkeypatch, lambda prompt, params: [7])
-    base = shutil.copytree(tiny_base, tmp_path / "base")
+    base = shutil.copytree(tiny_base, tmp_path / "base")  # whose own ends count
     (base / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
     engine = vllm_engine(session_of(base_model=str(base)), rows=5)
     engine.run(VLLM_PROMPTS, on_finished=lambda finished: None)
-    assert engines.made[0].submitted[0][2].stop_token_ids == [0, 7, 8]
-    assert engines.made[0].args.max_num_seqs == 5
+    assert engines.made[-1].submitted[0][2].stop_token_ids == [0, 7, 8]
+    assert engines.made[-1].args.max_num_seqs == 5
 
 
 def test_what_vllm_cannot_do_is_refused(session_of, zero_shot, sums_file, monkeypatch):

@@ -18,9 +18,9 @@ import brim
 import brim.memory.traces as memory_traces
 from brim.config import load_config
 from brim.config.schema import FinetuneTrainer
-from brim.errors import BrimError, ConfigError, InputError, ModelError
-from brim.memory import Compared, Failed, compare_memory, what_helps
-from brim.memory.devices import devices, find_device
+from brim.errors import BrimError, InputError, ModelError
+from brim.memory import Compared, Failed, compare_memory, devices, what_helps
+from brim.memory.devices import find_device
 from brim.memory.events import CATEGORIES
 from brim.memory.variants import variants
 
@@ -106,29 +106,31 @@ def test_without_a_device_the_answer_is_for_the_run_where_memory_is_short(traine
 
 
 def test_where_checkpointing_is_no_question_there_is_no_other_prediction(trained, monkeypatch):
-    for phase in ("load", "evaluate", "generate"):
-        found = brim.predict_memory(trained, phase=phase, **SHAPE)
-        assert (found.gradient_checkpointing, found.other) == (None, None)
+    def settled(config=trained, **asked):
+        found = brim.predict_memory(config, **asked, **SHAPE)
+        assert found.other is None
+        return found.gradient_checkpointing
+
+    assert [settled(phase=phase) for phase in ("load", "evaluate", "generate")] == [None] * 3
     for is_on in (True, False):
-        said = {**trained, "trainer": {**trained["trainer"], "enable_gradient_checkpointing": is_on}}
-        found = brim.predict_memory(said, **SHAPE)
-        assert (found.gradient_checkpointing, found.other, found.quantization_bits) == (is_on, None, None)
+        trainer = {**trained["trainer"], "enable_gradient_checkpointing": is_on}
+        assert settled({**trained, "trainer": trainer}) is is_on
     found = brim.predict_memory({**trained, "quantization": {"bits": 4}}, **SHAPE)
     assert (found.quantization_bits, found.as_dict()["quantization_bits"]) == (4, 4)
     monkeypatch.setattr(LlamaForCausalLM, "supports_gradient_checkpointing", False)
-    found = brim.predict_memory(trained, **SHAPE)
-    assert (found.gradient_checkpointing, found.other) == (False, None)
-    assert "gradient checkpointing: off (this architecture has none)" in found.choices
+    assert settled() is False
+    choices = brim.predict_memory(trained, **SHAPE).choices
+    assert "gradient checkpointing: off (this architecture has none)" in choices
 
 
 def test_what_is_not_trained_is_planned_by_another_verb(base, trained, untrained):
-    def told(config):
-        prediction = brim.predict_memory(config, sequence_length=8, device="a100-80gb")
-        return next(choice for choice in prediction.choices if choice.startswith("batch size: 1 "))
-
-    assert "`brim plan` shows the micro-batches of a run" in told(trained)
-    assert "`brim predict --plan` shows how many rows go together" in told(untrained)
-    assert told(str(base)) == told(untrained)
+    for config, told in (
+        (trained, "`brim plan` shows the micro-batches of a run"),
+        (untrained, "`brim predict --plan` shows how many rows go together"),
+        (str(base), "`brim predict --plan` shows how many rows go together"),
+    ):
+        choices = brim.predict_memory(config, sequence_length=8, device="a100-80gb").choices
+        assert any(choice.startswith("batch size: 1 ") and told in choice for choice in choices)
 
 
 def test_code_of_its_own_is_passed_over_where_transformers_has_the_class(tmp_path):
@@ -160,16 +162,15 @@ def test_the_dictionary_is_json_and_categories_are_the_timeline(trained):
     told = json.loads(json.dumps(prediction.as_dict()))
     assert told == prediction.as_dict()
     assert set(told["by_category"]) == set(CATEGORIES)
-    timeline = prediction.timeline
-    assert timeline.allocated_bytes().max() == prediction.allocated_bytes
-    assert timeline.allocated_bytes()[-1] == prediction.end_allocated_bytes
+    timeline, allocated = prediction.timeline, prediction.timeline.allocated_bytes()
+    assert (allocated.max(), allocated[-1]) == (prediction.allocated_bytes, prediction.end_allocated_bytes)
     assert timeline.reserved_bytes.max() == prediction.reserved_bytes
-    assert (timeline.reserved_bytes >= timeline.allocated_bytes()).all()
+    assert (timeline.reserved_bytes >= allocated).all()
     assert all((each >= 0).all() for each in timeline.live_bytes.values())
     assert [label for _, label in timeline.marks][-1] == "end"
 
 
-def test_shapes_are_those_of_the_configuration_unless_given(trained):
+def test_shapes_are_those_of_the_configuration_unless_given(trained, tmp_path):
     def predicted(**given):
         return brim.predict_memory(given.pop("config", config), device="a100-80gb", **given)
 
@@ -183,29 +184,24 @@ def test_shapes_are_those_of_the_configuration_unless_given(trained):
     prediction = predicted(config=cut, batch_size=1)
     assert "sequence length: 16 (preprocessing.global_max_sequence_length)" in prediction.choices
     assert not any(choice.startswith("batch size") for choice in prediction.choices)
+    long = write_folder(tmp_path, "llama", num_hidden_layers=1, max_position_embeddings=10**6)
+    prediction = predicted(config={**trained, "base_model": str(long)}, batch_size=1)
+    assert prediction.sequence_length == 2048  # a long context is not taken for the rows
+    assert any("set sequence_length to that of the longest" in choice for choice in prediction.choices)
 
 
 def test_what_a_plan_decides_is_shown_at_its_least_and_said(trained):
     by_length = {**trained, "trainer": {"type": "finetune", "effective_batch_size": 8}}
     prediction = brim.predict_memory(by_length, device="a100-80gb")
     assert prediction.batch_size == 1
-    assert (
-        "batch size: 1 (trainer.batch_size: auto, the smallest micro-batch; `brim plan` shows the micro-batches of a run)"
-        in prediction.choices
-    )
+    least = "batch size: 1 (trainer.batch_size: auto, the smallest micro-batch; "
+    assert any(choice.startswith(least) for choice in prediction.choices)
     off = "gradient checkpointing: off (trainer.enable_gradient_checkpointing: auto; it fits without)"
     assert off in prediction.choices
     fixed = {"type": "finetune", "batch_size": 1, "effective_batch_size": 8, "enable_gradient_checkpointing": False}
     the_same = brim.predict_memory({**trained, "trainer": fixed}, device="a100-80gb")
     assert the_same.reserved_bytes == prediction.reserved_bytes  # two micro-batches of a step, both times
     assert off not in the_same.choices
-
-
-def test_a_long_context_is_not_taken_for_the_rows(trained, tmp_path):
-    long = write_folder(tmp_path, "llama", num_hidden_layers=1, max_position_embeddings=10**6)
-    prediction = brim.predict_memory({**trained, "base_model": str(long)}, batch_size=1, device="a100-80gb")
-    assert prediction.sequence_length == 2048
-    assert any("set sequence_length to that of the longest" in choice for choice in prediction.choices)
 
 
 def test_each_thread_that_multiplies_has_a_workspace(trained, untrained):
@@ -231,14 +227,14 @@ def test_lowered_weights_are_not_kept_where_nothing_is_trained(base):
 
 
 def test_any_memory_will_do_and_what_lies_outside_pytorch_counts(trained):
-    shape = {"batch_size": 2, "sequence_length": 8}
-    little = brim.predict_memory(trained, memory_bytes=2**20, **shape)
+    def of(memory_bytes):
+        return brim.predict_memory(trained, memory_bytes=memory_bytes, batch_size=2, sequence_length=8)
+
+    little, ample = of(2**20), of(2**30)
     assert (little.fits, little.budget_bytes) == (False, 2**20)
     assert "too little" in little.reason
-    ample = brim.predict_memory(trained, memory_bytes=2**30, **shape)
-    exact = brim.predict_memory(trained, memory_bytes=ample.total_bytes, **shape)
+    exact, short = of(ample.total_bytes), of(ample.outside_bytes + ample.allocated_bytes - 1)
     assert (ample.fits, exact.total_bytes, exact.fits) == (True, ample.total_bytes, True)
-    short = brim.predict_memory(trained, memory_bytes=ample.outside_bytes + ample.allocated_bytes - 1, **shape)
     assert short.fits is False
     assert short.reserved_bytes < short.budget_bytes
 
@@ -258,23 +254,16 @@ def test_allocator_settings_are_taken_from_the_environment_and_from_the_call(tra
         brim.predict_memory(trained, allocator="expandable_segmants:True", **SHAPE)
 
 
-def test_bad_arguments(trained, untrained):
+def test_bad_arguments(trained):
     for given, message in (
         ({"batch_size": 0}, "batch_size is 0\n  expected: a whole number from 1 to 1,048,576"),
-        ({"batch_size": -2}, "batch_size is -2"),
         ({"batch_size": True}, "batch_size is True"),
         ({"batch_size": 1.5}, "batch_size is 1.5"),
         ({"sequence_length": 1}, "sequence_length is 1\n  expected: a whole number from 2 to 1,073,741,824"),
-        ({"batch_size": 2**20 + 1}, "batch_size is 1048577"),
         ({"batch_size": 10**40}, "batch_size is a number of too many digits"),
-        ({"sequence_length": 2**40}, "sequence_length is 1099511627776"),
         ({"world_size": 2**40}, "world_size is 1099511627776\n  expected: a whole number from 1 to 65,536"),
         ({"device": None, "memory_bytes": 2**60}, "memory_bytes is"),
-        ({"sequence_length": 65}, "sequence_length is 65, but the model's context is 64 tokens"),
-        ({"device": "a100-80g"}, "a100-80gb"),
         ({"device": None, "memory_bytes": 0}, "memory_bytes is 0"),
-        ({"memory_bytes": 2**30}, "both a device and its memory are given"),
-        ({"world_size": 0}, "world_size is 0"),
         ({"world_size": False}, "world_size is False"),
         ({"offload": "disk"}, "offload is 'disk'"),
         ({"phase": "trane"}, "phase is 'trane'\n  expected: one of load, train, evaluate, generate"),
@@ -282,10 +271,6 @@ def test_bad_arguments(trained, untrained):
         with pytest.raises(InputError) as raised:
             brim.predict_memory(trained, **{**SHAPE, **given})
         assert message in str(raised.value), given
-    with pytest.raises(InputError, match="the phase is train, but the configuration does not train"):
-        brim.predict_memory(untrained, phase="train", **SHAPE)
-    with pytest.raises(ConfigError, match="quantization"):
-        brim.predict_memory({**trained, "adapter": None, "quantization": {"bits": 4}}, **SHAPE)
 
 
 def test_prompts_and_new_tokens_share_the_context(untrained):
@@ -310,7 +295,6 @@ def test_bad_folders(tmp_path, trained):
         ('{"model_type": "llamas"}', "the architecture 'llamas' is not a causal language model"),
         ('{"model_type": "t5"}', "'t5'"),
         ('{"model_type": "llama", "hidden_size": "many"}', "config.json"),
-        ('{"model_type": "llama", "hidden_size": 33, "num_attention_heads": 0}', "config.json"),
         ('{"model_type": "llama", "head_dim": 0, "num_hidden_layers": 1}', "cannot be traced: ZeroDivisionError"),
         ('{"model_type": "llama", "vocab_size": 64, "pad_token_id": 64}', "cannot be traced: AssertionError"),
         ('{"model_type": "llama", "use_return_dict": false}', "config.json is damaged"),
@@ -434,11 +418,8 @@ def test_a_way_that_fails_leaves_the_others_and_is_found_before_the_first_trace(
     monkeypatch.setattr(memory_traces, "_composed", none)
     config = load_config({"base_model": str(base), **LORA, **keys}).config
     assert isinstance(next(compare_memory(config, sequence_length=16)), Failed)
-
-
-def test_where_no_way_can_be_the_first_one_s_error_is_raised(llama):
-    with pytest.raises(InputError, match="the model's context is 64 tokens"):
-        list(compare_memory(load_config({"base_model": str(llama), **LORA}).config, sequence_length=65))
+    with pytest.raises(InputError, match="the model's context is 64 tokens"):  # where no way can be
+        list(compare_memory(config, sequence_length=65))
 
 
 @pytest.mark.parametrize("device", ["t4", "h100-80gb"])
@@ -498,9 +479,8 @@ def asked(base, *, longest, trainer=None, **keys):
 def test_each_change_that_helps_is_predicted_and_the_best_comes_first(tmp_path):
     checkpointing = {"enable_gradient_checkpointing": True}
     config, helps = asked(tmp_path, longest=48, trainer=checkpointing, precision="bf16-mixed")
-    assert set(helps) == {
-        *("an adapter", "4-bit weights", "8-bit optimizer states", "optimizer states beside the GPU"),
-    }
+    states = {"8-bit optimizer states", "optimizer states beside the GPU"}
+    assert set(helps) == {"an adapter", "4-bit weights", *states}
     assert helps["4-bit weights"].fix == "quantization: {bits: 4}, with adapter: {type: lora}"
     assert list(helps.values()) == sorted(helps.values(), key=lambda each: each.total_bytes)
     lora = {**config.model_dump(exclude_unset=True), "adapter": {"type": "lora"}, "precision": "bf16-true"}
@@ -511,10 +491,5 @@ def test_each_change_that_helps_is_predicted_and_the_best_comes_first(tmp_path):
 def test_what_is_on_or_left_to_a_plan_is_not_advised(tmp_path):
     keys = {"adapter": {"type": "lora"}, "quantization": {"bits": 4}, "trainer": {"chunked_loss": False}}
     _, helps = asked(tmp_path, longest=3000, **keys)
-    assert (
-        {"loss in chunks"}
-        <= set(helps)
-        <= {
-            *("loss in chunks", "8-bit optimizer states", "optimizer states beside the GPU"),
-        }
-    )
+    assert "loss in chunks" in helps
+    assert set(helps) <= {"loss in chunks", "8-bit optimizer states", "optimizer states beside the GPU"}

@@ -22,7 +22,7 @@ import brim
 from brim.data.read import read
 from brim.errors import ConfigError, DataError, InputError, OutputError, WriteError
 from brim.infer import Measure, intervals
-from brim.workflows.prediction import check_output, embedding as activations, write_predictions
+from brim.workflows.prediction import embedding as activations, write_predictions
 from brim.workflows.prediction.prompts import row_keys
 
 pytestmark = pytest.mark.run
@@ -103,12 +103,19 @@ def test_any_text_survives_each_format(tmp_path_factory, ending, texts):
     assert table["text"].to_pylist() == [f"<{text}>" for text in texts]
 
 
-def test_jsonl_is_json_even_where_a_figure_is_none(tmp_path):
+def test_jsonl_is_json_even_where_a_figure_is_none_and_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
+    def full(*arguments, **more):
+        raise OSError(28, "No space left on device")
+
     frame = pd.DataFrame({"a": [1.5, math.nan], "b": [pd.Timestamp("2024-01-31 12:00"), pd.NaT]})
     write_predictions(frame, tmp_path / "p.jsonl")
     lines = (tmp_path / "p.jsonl").read_text().splitlines()
     first, second = (json.loads(line, parse_constant=pytest.fail) for line in lines)
     assert (first, second) == ({"a": 1.5, "b": "2024-01-31 12:00:00"}, {"a": None, "b": None})
+    monkeypatch.setattr(pd.DataFrame, "to_csv", full)
+    with pytest.raises(WriteError, match="the output cannot be written: No space left on device"):
+        write_predictions(pd.DataFrame({"a": [1]}), tmp_path / "p.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]
 
 
 def test_rows_that_are_dropped_are_left_out_and_the_others_keep_their_numbers(dropping, tmp_path):
@@ -140,7 +147,7 @@ def test_training_and_evaluation_say_which_rows_were_not_used(dropping, verb):
     assert (used, result.num_left_out) == (10, {"dropped_missing": 10})
 
 
-def test_a_split_is_predicted_alone_and_settings_of_a_call_are_for_that_call(model, sums_file):
+def test_a_split_is_predicted_alone_and_settings_of_a_call_are_for_that_call(model, zero_shot, sums_file):
     every = model.predict(sums_file).predictions
     test = model.predict(sums_file, split="test").predictions
     assert test["row"].tolist() == [8, 9, 18, 19, 28, 29, 38, 39]
@@ -150,45 +157,8 @@ def test_a_split_is_predicted_alone_and_settings_of_a_call_are_for_that_call(mod
     pd.testing.assert_frame_equal(model.predict(sums_file, split="test").predictions, test)
     with pytest.raises(ConfigError, match=r"unknown key generation.max_tokens"):
         model.predict(sums_file, generation={"max_tokens": 3})
-
-
-def test_what_cannot_be_written_is_refused_before_anything_is_done(model, table, tmp_path):
-    for taken, message in (
-        (["row"], "the data has a column `row`, a name that predictions use themselves"),
-        (
-            ["answer_response", "finish_reason"],
-            "columns `answer_response`, `finish_reason`, names that predictions use",
-        ),
-    ):
-        more = table
-        for name in taken:
-            more = more.append_column(name, pa.array([0] * 6))
-        with pytest.raises(DataError, match=message):
-            model.predict(more, output=tmp_path / "p.csv")
-    for name in ("p.txt", "p", "p.CSV", ".csv"):
-        with pytest.raises(OutputError, match=r"ending.*\n  expected: \.parquet, \.jsonl, \.csv"):
-            check_output(tmp_path / name)
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "p.csv").write_text("mine")
-    with pytest.raises(OutputError, match="the output file exists already; nothing was changed"):
-        model.predict("no such data", output=tmp_path / "p.csv")
-    assert (tmp_path / "p.csv").read_text() == "mine"
-
-
-def test_a_template_is_filled_and_the_answer_is_not_needed(zero_shot):
-    model = brim.Model({**zero_shot, "prompt": {"template": "add {a} and {b} ="}})
-    result = model.predict({"a": [1, 2], "b": [2, 2]})
-    assert result.predictions["answer_response"].tolist() == model.generate(["add 1 and 2 =", "add 2 and 2 ="])
-
-
-def test_a_failed_write_leaves_nothing_half_written(tmp_path, monkeypatch):
-    def full(*arguments, **more):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(pd.DataFrame, "to_csv", full)
-    with pytest.raises(WriteError, match="the output cannot be written: No space left on device"):
-        write_predictions(pd.DataFrame({"a": [1]}), tmp_path / "p.csv")
-    assert list(tmp_path.iterdir()) == []
+    filled = brim.Model({**zero_shot, "prompt": {"template": "add {a} and {b} ="}}).predict({"a": [1, 2], "b": [2, 2]})
+    assert filled.predictions["answer_response"].tolist() == model.generate(["add 1 and 2 =", "add 2 and 2 ="])
 
 
 RECORDS = [
@@ -230,8 +200,8 @@ def test_objects_whose_keys_differ_from_row_to_row_stay_json_in_parquet(model, t
     rows = [{"question": "a", "about": {f"key{n}": n}} for n in range(80)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     model.predict(tmp_path / "data.jsonl", output=tmp_path / "out.parquet")
-    found = pq.read_table(tmp_path / "out.parquet").to_pylist()
-    assert [json.loads(record["about"]) for record in found] == [each["about"] for each in rows]
+    found = pq.read_table(tmp_path / "out.parquet")["about"].to_pylist()
+    assert list(map(json.loads, found)) == [each["about"] for each in rows]
 
 
 ROWS = np.array([0, 2, 3], dtype=np.int64)
@@ -259,12 +229,8 @@ def test_values_that_cannot_tell_rows_apart_are_counted_and_located():
         "3 rows have a value in `id` that an earlier row has, too: 'a' stands in the given col"
     )
     assert shared.where == "the given columns, row 2, the given columns, row 5, the given columns, row 6"
-    for column, message in (
-        ("no", r"there is no column `no` to identify rows by\n  expected: `id`"),
-        ("id", "by which rows cannot be identified"),
-    ):
-        with pytest.raises(InputError, match=message):
-            row_keys(read({"id": [["a"], ["b"]]}), np.arange(2), column=column)
+    with pytest.raises(InputError, match="by which rows cannot be identified"):
+        row_keys(read({"id": [["a"], ["b"]]}), np.arange(2), column="id")
 
 
 HINT = "; with output_features.0.decoder.constrain_to_vocabulary=true the model can write nothing but labels"
@@ -303,9 +269,7 @@ def category(tiny_base):
     [
         ({}, 12, FINAL),  # of " very large" each letter is a token
         ({"generation": {"max_new_tokens": 64}}, 12, f"{FINAL}; 64 are set"),
-        ({"constrained": False, "generation": {"max_new_tokens": 64}}, 64, None),
         (LEARNED, 12, FINAL),
-        ({**LEARNED, "preprocessing": {"global_max_sequence_length": 60}}, 12, FINAL),
         ({**LEARNED, "generation": {"max_new_tokens": 64}}, 64, None),
         ({**LEARNED, "length": 5}, 5, ""),
         # Of a model that was taught nothing, words before the label are room that is needed.
@@ -482,13 +446,8 @@ def test_what_is_left_out_or_cut_stands_in_the_ledger(model, tmp_path):
 
 def test_activations_that_cannot_be_written_leave_everything_as_it_was(model, tmp_path, monkeypatch):
     output = tmp_path / "vectors.parquet"
-    for name in ("vectors.csv", "vectors"):
-        with pytest.raises(OutputError, match=r"written as parquet alone(.|\n)*embeddings\.parquet"):
-            model.collect_activations("last", TEXTS, output=tmp_path / name)
     with pytest.raises(InputError, match="the model has no layer 'lats'"):
         model.collect_activations("lats", TEXTS, output=output)
-    with pytest.raises(InputError, match="there is no pooling 'max'"):
-        model.collect_activations("last", TEXTS, output=output, pooling="max")
 
     def full(*arguments, **more):
         raise OSError(28, "No space left on device")
@@ -543,9 +502,9 @@ def test_a_model_that_was_trained_just_now_stays_trained(config, sums_file, tmp_
     model.train(sums_file, output_directory=tmp_path / "run")
     before = model.evaluate(sums_file).metrics["loss"]
     compared = model.evaluate(sums_file, against="base")
-    assert compared.metrics["loss"] == pytest.approx(before, rel=1e-5)
     assert compared.comparison.differences["loss"] != 0
-    assert model.evaluate(sums_file).metrics["loss"] == pytest.approx(before, rel=1e-5)
+    for metrics in (compared.metrics, model.evaluate(sums_file).metrics):
+        assert metrics["loss"] == pytest.approx(before, rel=1e-5)
 
 
 @pytest.fixture

@@ -58,13 +58,6 @@ def files(path):
     return path.read_bytes(), ledger.exists() and ledger.read_bytes(), {key: summary[key] for key in COUNTED}
 
 
-def test_data_that_nobody_named_is_named_first(zero_shot, sums_file):
-    said = []
-    brim.Model({**zero_shot, "dataset": str(sums_file)}).predict(say=said.append, split="test")
-    told = next(line for line in said if brim.notes.is_told(line))
-    assert told.startswith("no data set was named (--dataset, in Python dataset=…): 8 rows of sums.jsonl are predicted")
-
-
 @pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv"])
 def test_what_is_killed_and_resumed_is_the_same_file(model, sums_file, tmp_path, ending):
     model.predict(sums_file, output=tmp_path / f"whole.{ending}")
@@ -88,9 +81,7 @@ def test_an_unfinished_prediction_is_not_begun_again_unasked(model, sums_file, t
         model.predict(sums_file, resume=True)
     begun(model, sums_file, path, resume=True, say=said.append)
     assert f"nothing to continue at {path}: the prediction starts from the first row" in said
-    with pytest.raises(
-        brim.OutputError, match=r"was begun and not finished; .*\n  fix: add --resume .* or remove .*job"
-    ):
+    with pytest.raises(brim.OutputError, match=r"begun and not finished; .*\n  fix: add --resume .* or remove .*job"):
         model.predict("no such data", output=path)
     model.predict(sums_file, output=path, resume=True)
     with pytest.raises(brim.OutputError, match="the output file exists already; nothing was changed"):
@@ -176,19 +167,18 @@ def test_a_kill_between_the_renames_leaves_what_can_be_resumed(model, sums, sums
 
 
 def test_an_output_of_another_run_is_refused(model, sums_file, tmp_path):
-    path = tmp_path / "p.csv"
-    path.write_text("mine")
-    with pytest.raises(brim.OutputError, match=r"exists already, without a job beside it to resume"):
-        model.predict(sums_file, output=path, resume=True)
-    path.unlink()
-    model.predict(sums_file, output=path)
-    path.write_text("mine")
-    for _ in ("a file", "a link"):
-        with pytest.raises(brim.OutputError, match=r"is not the one that this job wrote: it is of another run"):
+    path, theirs = tmp_path / "p.csv", tmp_path / "theirs.csv"
+    for message in ("exists already, without a job beside it to resume", "is not the one that this job wrote"):
+        path.write_text("mine")
+        with pytest.raises(brim.OutputError, match=message):
             model.predict(sums_file, output=path, resume=True)
         assert path.read_text() == "mine"
-        path.rename(tmp_path / "theirs.csv")
-        path.symlink_to(tmp_path / "theirs.csv")
+        path.rename(theirs)
+        model.predict(sums_file, output=path, resume=True)
+    path.unlink()
+    path.symlink_to(theirs)
+    with pytest.raises(brim.OutputError, match="is not the one that this job wrote"):
+        model.predict(sums_file, output=path, resume=True)
 
 
 def test_what_gives_other_responses_is_refused_by_name(zero_shot, model, sums, tmp_path):
@@ -209,7 +199,9 @@ def test_what_gives_other_responses_is_refused_by_name(zero_shot, model, sums, t
         model.predict(frame, output=path, resume=True)
 
 
-def test_other_weights_are_refused_and_other_batches_are_not(zero_shot, model, sums_file, tiny_base, tmp_path):
+def test_other_weights_are_refused_and_other_batches_or_places_are_not(
+    zero_shot, model, sums_file, tiny_base, tmp_path
+):
     base, path = shutil.copytree(tiny_base, tmp_path / "base"), tmp_path / "p.csv"
     begun(model, sums_file, path)
     moved = brim.Model({**zero_shot, "base_model": str(base), "trainer": {"type": "none", "batch_size": 3}})
@@ -217,7 +209,10 @@ def test_other_weights_are_refused_and_other_batches_are_not(zero_shot, model, s
     weights = bytearray((base / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (base / "model.safetensors").write_bytes(weights)
-    with pytest.raises(brim.OutputError, match=r"    the base model's model.safetensors\n  fix: restore it"):
+    with (base / "tokenizer_config.json").open("a") as file:
+        file.write(" ")
+    names = r"    the base model's model.safetensors\n    the base model's tokenizer_config.json\n  fix: restore it"
+    with pytest.raises(brim.OutputError, match=names):
         moved.predict(sums_file, output=path, resume=True)
 
 
@@ -249,11 +244,6 @@ def test_two_processes_do_not_write_to_one_output(model, sums_file, tmp_path, mo
                 model.predict(sums_file, output=path, resume=resume)
 
     model.predict(sums_file, output=path, on_batch=second)
-    with pytest.raises(brim.OutputError, match="the output file exists already; nothing was changed"):
-        model.predict(sums_file, output=path)
-    assert files(path) == files(whole)
-    path.unlink()
-    model.predict(sums_file, output=path)
     assert files(path) == files(whole)
 
 
@@ -290,12 +280,9 @@ def test_ctrl_c_says_how_to_go_on(model, sums_file, tmp_path):
     def interrupt(_):
         raise KeyboardInterrupt
 
-    with pytest.raises(
-        KeyboardInterrupt,
-        match=r"p\.csv: stopped after 4 rows\n  fix: continue with --resume, in Python with resume=True",
-    ) as interrupted:
+    with pytest.raises(KeyboardInterrupt, match=r"p\.csv: stopped after 4 rows\n  fix: .* with resume=True") as caught:
         model.predict(sums_file, output=tmp_path / "p.csv", on_batch=interrupt)
-    assert interrupted.type is KeyboardInterrupt, "of which Python itself makes exit code 130"
+    assert caught.type is KeyboardInterrupt, "of which Python itself makes exit code 130"
 
 
 def test_scores_are_log_probabilities_under_the_model(model, sums, tmp_path):
@@ -352,11 +339,9 @@ def test_what_is_sampled_depends_on_the_row_or_its_key_alone(model, sums, sums_f
     assert files(path) == files(whole)
     assert pd.read_csv(whole)["answer_response"].nunique() > 20
     frame = pd.DataFrame(sums).assign(id=range(40))
-    texts = [
-        model.predict(each, generation=SAMPLING, key="id").predictions.set_index("id")["answer_response"].sort_index()
-        for each in (frame, frame.sample(frac=1, random_state=0).reset_index(drop=True))
-    ]
-    pd.testing.assert_series_equal(*texts)
+    shuffled = frame.sample(frac=1, random_state=0).reset_index(drop=True)
+    one, other = (model.predict(each, generation=SAMPLING, key="id").predictions for each in (frame, shuffled))
+    pd.testing.assert_series_equal(*(each.set_index("id")["answer_response"].sort_index() for each in (one, other)))
 
 
 DATED = (
@@ -367,12 +352,9 @@ DATED = (
 
 def test_what_was_begun_on_another_day_goes_on_with_its_prompts(tiny_base, tmp_path, monkeypatch):
     (tmp_path / "dated.jinja").write_text(DATED)
-    config = {
-        "base_model": str(tiny_base),
-        "chat": {"template": str(tmp_path / "dated.jinja")},
-        "generation": {"max_new_tokens": 4},
-        "trainer": {"type": "none", "batch_size": 2},
-    }
+    chat = {"template": str(tmp_path / "dated.jinja")}
+    trainer = {"type": "none", "batch_size": 2}
+    config = {"base_model": str(tiny_base), "chat": chat, "generation": {"max_new_tokens": 4}, "trainer": trainer}
     rows = {"messages": [[{"role": "user", "content": f"add {number} and 2"}] for number in range(8)]}
 
     def predict(day, name, **how):
@@ -390,15 +372,14 @@ def test_what_was_begun_on_another_day_goes_on_with_its_prompts(tiny_base, tmp_p
 LONG = "add 1 and 2 = " * 40 + "the end"
 
 
-def test_the_end_of_a_prompt_that_is_too_long_can_be_kept(model, tmp_path):
+def test_the_end_of_a_prompt_that_is_too_long_can_be_kept(model):
     """The answer is the one to the last tokens that fit."""
     frame = pd.DataFrame({"question": ["add 1 and 2 =", LONG]})
     with pytest.raises(brim.DataError, match="1 prompt is too long"):
         model.predict(frame)
     said = []
     cut = model.predict(frame, on_overlong="truncate_left", say=said.append)
-    encoder = model._open().encoder
-    room = model._open().folder.context_length - 6
+    encoder, room = model._open().encoder, model._open().folder.context_length - 6
     assert cut.predictions["num_prompt_tokens"].tolist()[1] == room
     tokens = encoder.encode([LONG], special_tokens=True)[0]
     kept = encoder.decode(tokens[-room:], skip_special_tokens=False)
@@ -533,18 +514,8 @@ def test_a_fingerprint_is_the_same_each_time_and_names_every_file_and_what_reach
     ):
         told = differences(found, fingerprint_of(zero_shot, **changes))
         assert [line.split(":")[0] for line in told] == expected
-    told = differences(
-        fingerprint_of(zero_shot, split="test"), fingerprint_of(zero_shot, split="test", preprocessing=split)
-    )
-    assert "preprocessing.split.type" in [line.split(":")[0] for line in told]
-
-
-def test_the_models_files_count_by_what_they_hold(zero_shot, tiny_base, tmp_path):
-    base, before = shutil.copytree(tiny_base, tmp_path / "base"), fingerprint_of(zero_shot)
-    assert differences(before, fingerprint_of(zero_shot, base_model=str(base))) == []
-    (base / "tokenizer_config.json").write_text((base / "tokenizer_config.json").read_text() + " ")
-    told = differences(before, fingerprint_of(zero_shot, base_model=str(base)))
-    assert told == ["the base model's tokenizer_config.json"]
+    before, now = (fingerprint_of(zero_shot, split="test", **each) for each in ({}, {"preprocessing": split}))
+    assert "preprocessing.split.type" in [line.split(":")[0] for line in differences(before, now)]
 
 
 def test_large_files_are_known_by_size_and_samples_of_all_parts(tmp_path, monkeypatch):
@@ -564,13 +535,3 @@ def test_large_files_are_known_by_size_and_samples_of_all_parts(tmp_path, monkey
     for at in (0, 19, 140, 159, 980, 999):
         assert digest(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]) != known
     assert digest(content + b"\0") != known
-
-
-def test_differences_are_told_in_words_and_of_files_by_name_alone():
-    before = {"generation.top_p": 0.9, "the adapter's adapter_model.safetensors": "a", "gone": None, "same": [1]}
-    now = {"generation.top_p": 1.0, "the adapter's adapter_model.safetensors": "b", "new": "x", "same": [1]}
-    assert differences(before, now) == [
-        "generation.top_p: 0.9 before, 1.0 now",
-        "the adapter's adapter_model.safetensors",
-        'new: null before, "x" now',
-    ]
