@@ -19,7 +19,7 @@ from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import BrimError, InputError
 from brim.infer import BATCH_TOKENS
 from brim.infer.engines import RowsByCost, RowsByTrial, SlotsEngine, StaticEngine, respond_to
-from brim.memory import budget as at_hand_budget
+from brim.memory.devices import budget as at_hand_budget
 from brim.models import load_llm
 from brim.planning import (
     engines as engine_choice,
