@@ -1,4 +1,4 @@
-"""The page of measured figures, written from benchmarks/results."""
+"""Write the page of measured figures from benchmarks/results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages that are written by a program: all configuration keys, from the schema; figures, from the benchmarks."""
+"""Write the generated pages: all configuration keys, from the schema; figures, from the benchmarks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ A configuration that fine-tunes with LoRA at an effective batch of 32 rows:
 
 
 def reference_page() -> str:
-    """Markdown with a table for every section, then what Ludwig has and brim does not support yet."""
+    """Return Markdown with a table for every section, then what Ludwig has and brim does not support yet."""
     parts = [_INTRODUCTION, f"```yaml\n{EXAMPLE}```\n"]
     parts += _sections()
     parts.append(_unsupported_keys())
@@ -87,7 +87,7 @@ def reference_page() -> str:
 
 
 def _sections() -> Iterator[str]:
-    """One part a section; those of which `type` chooses one come together."""
+    """Yield one part a section; those of which `type` chooses one come together."""
     yield "## The root\n\nWhat is trained, on what, and where.\n\n" + _table(Config, ())
     for key in _unique_section_keys():
         path = _below(key)
@@ -104,7 +104,7 @@ def _sections() -> Iterator[str]:
 
 
 def _unique_section_keys() -> Iterator[Key]:
-    """The keys that hold sections, each path once."""
+    """Yield the keys that hold sections, each path once."""
     with_sections = [key for key in all_keys() if sections_of(key.field)]
     for _, group in groupby(with_sections, key=lambda key: key.path):
         yield next(group)
@@ -218,7 +218,7 @@ def _dotted(path: tuple[str, ...]) -> str:
 
 
 def _slug(heading: str) -> str:
-    """The anchor that Markdown renderers make of a heading."""
+    """Return the anchor that Markdown renderers make of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 

@@ -107,7 +107,7 @@ def _make_inputs(work: Path) -> None:
 
 @contextmanager
 def _tree(commit: str, tree: Path | None, work: Path) -> Iterator[Path]:
-    """The folder of the source: the checkout's own, or a worktree of the commit."""
+    """Yield the folder of the source: the checkout's own, or a worktree of the commit."""
     if tree is not None:
         yield tree
         return
@@ -120,7 +120,7 @@ def _tree(commit: str, tree: Path | None, work: Path) -> Iterator[Path]:
 
 
 def record(tree: Path, work: Path) -> dict[str, str]:
-    """What the source in the tree does: a text for each thing that is looked at."""
+    """Run the source in the tree, and return a text for each thing that is looked at."""
     run, rows, predictions = work / "run", work / "rows.jsonl", work / "predictions.jsonl"
     cache = work / "cache"
     for path in (run, cache):
@@ -171,7 +171,7 @@ def record(tree: Path, work: Path) -> dict[str, str]:
 
 
 def _plain(text: str, work: Path) -> str:
-    """The text without what may differ: the folder, and figures that a clock or the machine's memory decides."""
+    """Return the text without what may differ: the folder, and figures that depend on a clock or on free memory."""
     lines = []
     for line in text.replace(str(work), "WORK").splitlines():
         try:

@@ -1,4 +1,4 @@
-"""How large each package is, beside its budget: `make sizes`.
+"""Show how large each package is, beside its budget: `make sizes`.
 
 A budget is a ceiling for what exists and may only fall. `--lower` writes what there is where that is less. One is
 raised by hand in tools/budgets.json, with a line under "raised" that says why. Exit status 1: one is exceeded.
@@ -21,8 +21,10 @@ _HEADS = ("package", "modules", "code lines", "functions p90", "imports %", "fac
 
 
 def sizes(house: House) -> dict[str, dict[str, int]]:
-    """The figures of each package, and of all: modules without `__init__`, code lines (neither blank, comment nor
-    docstring), the 90th percentile of functions' lines, lines of imports in percent of all, names of the face."""
+    """Return the figures of each package, and of all.
+
+    They are: modules without `__init__`, code lines (neither blank, comment nor docstring), the 90th percentile of
+    functions' lines, lines of imports in percent of all, names of the face."""
     packages = house.packages()
     root = [module for name, modules in packages.items() if "." not in name.removeprefix("brim.") for module in modules
             if module.package == module.name]  # fmt: skip
@@ -47,7 +49,7 @@ def _figures(modules: Sequence[Module], num_names: int) -> dict[str, int]:
 
 
 def over(found: Mapping[str, Mapping[str, int]], budgets: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """What exceeds its budget, in words; a package without one exceeds it."""
+    """Return what exceeds its budget, in words; a package without one exceeds it."""
     lines = [
         f"{name}: {figures[figure]} {figure}, the budget is {budgets[name][figure]}"
         for name, figures in found.items()

@@ -43,7 +43,7 @@ LAYERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
-    """A name that is imported when the module, or a function of it, runs."""
+    """Describe a name that is imported when the module, or a function of it, runs."""
 
     source: str  # the module or package that the statement names
     module: str  # the module that defines the name
@@ -54,14 +54,14 @@ class Import:
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """A file of the package that is not an `__init__`."""
+    """Describe a file of the package that is not an `__init__`."""
 
     name: str  # dotted: brim.batching.finder
     path: Path
 
     @property
     def package(self) -> str:
-        """The package that it lies in; a module at the root is a package of its own."""
+        """Return the package that it lies in; a module at the root is a package of its own."""
         above, _, _ = self.name.rpartition(".")
         return self.name if above == "brim" else above
 
@@ -83,12 +83,12 @@ class Module:
 
     @cached_property
     def num_code_lines(self) -> int:
-        """Lines that are neither blank, comment nor docstring."""
+        """Count the lines that are neither blank, comment nor docstring."""
         return len(_code_lines(self.text, self.tree))
 
     @cached_property
     def num_import_lines(self) -> int:
-        """Lines of import statements, those for type checkers included."""
+        """Count the lines of import statements, those for type checkers included."""
         found = (node for node in ast.walk(self.tree) if isinstance(node, ast.Import | ast.ImportFrom))
         return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in found)
 
@@ -101,7 +101,7 @@ class Module:
 
 @dataclass(frozen=True, kw_only=True)
 class House:
-    """All modules, and what each package hands out."""
+    """Hold all modules, and what each package hands out."""
 
     modules: tuple[Module, ...]
     faces: dict[str, dict[str, str]]  # of each package: a name, and the module that defines it
@@ -118,7 +118,7 @@ class House:
         return found
 
     def imports(self, module: Module) -> Iterator[Import]:
-        """What a module imports of brim at run time, within functions, too; not what only type checkers read."""
+        """Yield what a module imports of brim at run time, within functions, too; not what only type checkers read."""
         for node in _at_run_time(module.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -150,7 +150,7 @@ def read_house(source: Path = SOURCE) -> House:
 
 
 def _face(path: Path) -> dict[str, str]:
-    """The names of a package's stub, which is the one table of what it hands out."""
+    """Return the names of a package's stub, which is the one table of what it hands out."""
     stub = path.with_suffix(".pyi")
     if not stub.exists():
         return {}

@@ -1,4 +1,4 @@
-"""How far a command walks through the house: `make walks`.
+"""Count how many modules and functions a command runs through: `make walks`.
 
 `python -m tools.walks` runs `brim check`, `memory`, `train` and `predict` on a few rows of the demo's data, each in a
 process of its own, and counts of `src/brim`: modules that are loaded, modules of which a function ran, functions that
@@ -70,7 +70,7 @@ def counted(functions: Sequence[tuple[str, str]], calls: Sequence[tuple[str, str
 
 
 def _package(module: str) -> str:
-    """The package below brim that a module lies in: "brim.memory.trace.record" -> "memory"."""
+    """Return the package below brim that a module lies in: "brim.memory.trace.record" -> "memory"."""
     parts = module.split(".")
     return parts[1] if len(parts) > 2 else ""
 
@@ -88,7 +88,7 @@ def walk(arguments: Sequence[str], folder: Path) -> Mapping[str, list[tuple[str,
 
 
 def _commands(folder: Path) -> Mapping[str, Sequence[str]]:
-    """The commands, each with what it needs in the folder."""
+    """Return the commands, after writing what each needs into the folder."""
     base = ROOT / "examples" / "stdlib_code" / "base-model"
     rows = [
         {"instruction": f"def add_{n}(a, b):", "input": "", "output": f"    return a + b + {n}\n"} for n in range(80)

@@ -1,4 +1,4 @@
-"""Which docstrings say nothing: those whose first line has no verb. `python -m tools.words [PATH …]`.
+"""List the docstrings whose first line has no verb: `python -m tools.words [PATH …]`.
 
 A docstring begins with what is done ("Return the rows that …", "Hold a finished run."), or is a sentence with a subject
 and a verb ("Rows are padded to the longest."). A noun phrase ("The rows of a batch.") or a clause ("What a run takes.")
