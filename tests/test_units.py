@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from brim.units import Duration, format_bytes, format_count, format_seconds, parse_bytes, parse_duration
+from brim.units import Duration, format_bytes, format_count, format_seconds, gib, parse_bytes, parse_duration
 
 
 def test_bytes_counts_and_seconds_as_people_read_them():
@@ -22,6 +22,7 @@ def test_bytes_counts_and_seconds_as_people_read_them():
         95: "1 min 35 s", 7500: "2 h 5 min",
     }.items():  # fmt: skip
         assert format_seconds(seconds) == text
+    assert [gib(n) for n in (0, 2**30 // 20, 2**30, 1234 * 2**30)] == ["0", "0.050", "1.00", "1,234.00"]
 
 
 def test_bytes_are_read():

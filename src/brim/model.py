@@ -18,7 +18,7 @@ from brim.memory.devices import limit_lifted
 from brim.models import LLM, is_adapted, load_llm
 from brim.notes import Say, status, warning
 from brim.planning import settings_of
-from brim.report import both, listening, show
+from brim.report import listening, show
 from brim.session import Session, choice_notes, dataset_of, open_session, say_nothing, with_choices, with_settings
 from brim.storage import write_text
 from brim.train import (
@@ -51,8 +51,6 @@ from brim.workflows.prediction import (
 from brim.workflows.runs import EvaluateResult, ExportResult, PredictResult, RunNotes, TrainResult, with_trained_weights
 from brim.workflows.training import prepared_for, train
 
-_DEFAULT_OUTPUT = Path("results")
-
 
 class Model:
     """Hold a language model that a configuration describes.
@@ -72,7 +70,7 @@ class Model:
         self._has_learned = False
         self._run: RunFolder | None = None
         self._learned: Config | None = None  # of what was trained here, once its weights are freed
-        self._require_trust_to_train: Callable[[], None] = lambda: None
+        self._require_trust: Callable[[], None] = lambda: None  # before it is trained
 
     def __repr__(self) -> str:
         config, run = self.config, self._run
@@ -90,9 +88,7 @@ class Model:
         run = RunFolder.open(Path(path))
         model = cls(run.config, overrides=overrides)
         require_trust_said_again(model.config, overrides, run.config)
-        model._require_trust_to_train = lambda: require_trust_said_again(
-            model.config, overrides, run.config, begins=True
-        )
+        model._require_trust = lambda: require_trust_said_again(model.config, overrides, run.config, begins=True)
         model.notes = ()  # they were shown when the run was trained
         if not any(override.startswith("chat.template=") for override in overrides):
             model.config = with_stored_template(model.config, run)
@@ -124,15 +120,13 @@ class Model:
         With `trainer.type: none`, nothing is trained: the splits are evaluated and no folder is written.
         """
         with listening(say, is_short=True) as told:
-            output = Path(output_directory) if output_directory is not None else _DEFAULT_OUTPUT / self._name
+            output = Path(output_directory) if output_directory is not None else Path("results") / self._name
             trains = isinstance(self.config.trainer, FinetuneTrainer)
             if trains:
-                self._require_trust_to_train()
+                self._require_trust()
                 RunFolder(output).check(resume=resume)
             data = dataset_of(self.config, dataset)
-            notes = RunNotes(told)
-            resumed = RunFolder(output) if resume else None
-            session = self._opened(self.config)
+            notes, resumed, session = RunNotes(told), RunFolder(output) if resume else None, self._opened(self.config)
             session, source, prepared = prepared_for(session, data, resumed=resumed, notes=self.notes, say=notes)
             if not trains:
                 if output_directory is not None or resume:
@@ -244,7 +238,7 @@ class Model:
                 weights=lambda: self._weights(told),
                 notes=[*self.notes, *self._untrained()],
                 say=told,
-                on_batch=both(told.advance, on_batch),
+                on_batch=_both(told.advance, on_batch),
             )
 
     @overload
@@ -290,8 +284,7 @@ class Model:
         with listening(say) as told:
             for line in [*self.notes, *self._untrained()]:
                 told(line)
-            weights = self._weights(told)
-        return Conversation(self._open(), weights, say=say or say_nothing)
+            return Conversation(self._open(), self._weights(told), say=say or say_nothing)
 
     @limit_lifted()
     def collect_activations(
@@ -332,7 +325,7 @@ class Model:
                 weights=lambda: self._weights(told),
                 notes=[*self.notes, *self._untrained()],
                 say=told,
-                on_batch=both(told.advance, on_batch),
+                on_batch=_both(told.advance, on_batch),
             )
 
     def save(self, path: str | Path, *, say: Say | None = show) -> None:
@@ -405,8 +398,8 @@ class Model:
         return Model(base_of(self._learned or self.config, self._run, has_learned=self._has_learned))
 
     def _contender(self, source: Source, *, like: Contender, split: str) -> Contender:
-        name = self.config.base_model if self._run is None else str(self._run.path)
-        return Contender.of(name, self._open(), source, split=split, like=like)
+        name = self.config.base_model if self._run is None else self._run.path
+        return Contender.of(str(name), self._open(), source, split=split, like=like)
 
     def _let_go(self) -> None:
         """Free the weights. What was learned in this process is read from the run's folder when it is needed again."""
@@ -428,6 +421,17 @@ class Model:
         if self._has_learned or self._learned is not None or not self._needs_training:
             return []
         return ["this is the model before training; for what a run has learned, name the run's folder"]
+
+
+def _both(first: Callable[[int], None], second: Callable[[int], None] | None) -> Callable[[int], None]:
+    """Return a function that passes a number of rows to both; the first alone if there is no second."""
+
+    def call(num_rows: int) -> None:
+        first(num_rows)
+        if second is not None:
+            second(num_rows)
+
+    return call
 
 
 def _given(value: Any, *keys: str) -> dict[str, Any]:

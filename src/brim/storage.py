@@ -4,8 +4,8 @@ A manifest holds the digest of every file of a folder, by which a changed or mis
 holds what brim can make again: copies of data, embeddings, what traces found, plans. Each kind has a budget in bytes:
 what was used longest ago goes when it is exceeded. Small JSON files lie in it under names that are digests of what they
 depend on. A checksum in each says whether it is what was written: a number that was damaged would be believed
-otherwise. The environment's secrets are found by the names of
-their variables: they must stand in no file and no message.
+otherwise. The environment's secrets are found by the names of their variables: they must not stand in any file or
+message.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ def mark_used(path: Path) -> None:
 def forget_oldest(folder: Path, pattern: str = "*.json", *, most_bytes: int = _MOST_BYTES) -> None:
     """Remove the entries of a folder that were used longest ago, until the others take no more than this.
 
-    One that alone takes more goes, too, and none for it. pattern: of the entries' names; an entry is a file, or a
-    folder with a manifest and all that is in it. What else lies there is not brim's.
+    One that alone takes more goes, too, and no other goes for it. pattern: of the entries' names; an entry is a file,
+    or a folder with a manifest and all that is in it. What else lies there is not brim's.
     """
     total_bytes = 0
     for _, path, num_bytes in sorted(_entries(folder, pattern), reverse=True):
@@ -246,11 +246,12 @@ def whole_folder(path: Path) -> Iterator[Path]:
         for entry in sorted(temporary.rglob("*")):
             sync(entry)
         sync(temporary)
-        if path.exists():
-            _replace_folder(temporary, path)
-        else:
-            temporary.rename(path)
-            sync(path.parent)
+        if path.exists():  # a folder cannot be renamed over another: the old one is set aside first and deleted last
+            path.rename(_aside(path))
+        temporary.rename(path)
+        sync(path.parent)
+        if _aside(path).exists():
+            shutil.rmtree(_aside(path))
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -326,14 +327,6 @@ def _open_to_readers(folder: Path) -> None:
         for entry in folder.rglob("*"):
             if entry.is_file():
                 entry.chmod(readable)
-
-
-def _replace_folder(temporary: Path, path: Path) -> None:
-    """Replace a folder: one cannot be renamed over another, so the old one is set aside first and deleted last."""
-    path.rename(_aside(path))
-    temporary.rename(path)
-    sync(path.parent)
-    shutil.rmtree(_aside(path))
 
 
 def _aside(path: Path) -> Path:

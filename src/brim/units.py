@@ -11,6 +11,9 @@ from typing import Literal, TypeAlias, get_args
 DurationUnit: TypeAlias = Literal["ba", "ep", "sp", "tok", "dur"]
 
 
+GIB = 2**30
+
+
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -25,6 +28,14 @@ def format_bytes(num_bytes: int) -> str:
     while abs(value) >= 1024 and unit < len(_BINARY_UNITS) - 1:
         value, unit = value / 1024, unit + 1
     return f"{num_bytes} B" if unit == 0 else f"{value:.1f} {_BINARY_UNITS[unit]}"
+
+
+def gib(num_bytes: int) -> str:
+    """Format bytes as GiB with two decimals; with three below 0.1 GiB."""
+    value = num_bytes / GIB
+    if num_bytes == 0:
+        return "0"
+    return f"{value:,.3f}" if 0 < abs(value) < 0.1 else f"{value:,.2f}"
 
 
 def parse_bytes(text: str) -> int:

@@ -7,21 +7,9 @@ import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 from tests.report.hand_made_runs import figures, two_by_three
-from tests.report.overlaps import assert_no_words_stand_on_each_other
 
-from brim.report import (
-    Estimate,
-    Spread,
-    comparison_notes,
-    cost_table,
-    curves_plot,
-    final_split,
-    loss_tables,
-    markdown,
-    run_table,
-    summaries,
-    verdict,
-)
+from brim.report import comparison_notes, comparison_tables, curves_plot, final_split, summaries
+from brim.report.comparison import Estimate, Spread
 from brim.report.curves import COLOURS, demeaned, look, of_evaluations, of_training
 from brim.train import Curve
 
@@ -44,35 +32,27 @@ def test_differences_are_paired_by_seed_and_what_they_show_is_told():
     half = 4.302653 * 0.001 / math.sqrt(3)
     assert difference.interval.low == pytest.approx(-0.199 - half)
     assert difference.interval.high == pytest.approx(-0.199 + half)
-    assert verdict(difference) == "lower"
+    assert difference.verdict == "lower"
     assert second.differences["test"].mean == pytest.approx(0.0)
-    assert verdict(second.differences["test"]) == "no difference that these seeds show"
-    assert verdict(Estimate(mean=-1.0, interval=None, num_seeds=1)) == "one seed shows nothing"
-    assert verdict(Estimate(mean=math.nan, interval=None, num_seeds=3)) == "not a number"
+    assert second.differences["test"].verdict == "no difference that these seeds show"
+    assert Estimate(mean=-1.0, interval=None, num_seeds=1).verdict == "one seed shows nothing"
+    assert Estimate(mean=math.nan, interval=None, num_seeds=3).verdict == "not a number"
     runs = {"a": {s: figures(1.0) for s in (0, 1)}, "b": {s: figures(1.5) for s in (0, 1)}}
-    assert verdict(summaries(runs)[1].differences["validation"]) == "higher"
+    assert summaries(runs)[1].differences["validation"].verdict == "higher"
 
 
-def test_only_seeds_that_both_have_are_paired():
+def test_what_is_missing_is_left_out():
     runs = two_by_three()
+    assert final_split(runs) == "validation"
     del runs["a"][1]
     first, second = summaries(runs)
     assert (first.seeds, second.seeds) == ((0, 2), (0, 1, 2))
-    assert second.differences["validation"].num_seeds == 2
+    assert second.differences["validation"].num_seeds == 2, "only seeds that both have are paired"
     assert second.differences["validation"].mean == pytest.approx(-0.199)
-
-
-def test_the_validation_loss_counts_where_every_run_has_one():
-    runs = two_by_three()
-    assert final_split(runs) == "validation"
     runs["b"][2] = figures(1.0, losses={"train": 1.0})
     assert final_split(runs) == "train"
     assert list(summaries(runs)[1].losses) == ["train"]
-
-
-def test_a_configuration_without_a_run_is_left_out():
-    runs = {"a": {0: figures(1.0)}, "b": {}}
-    assert [each.name for each in summaries(runs)] == ["a"]
+    assert [each.name for each in summaries({"a": {0: figures(1.0)}, "b": {}})] == ["a"]
     assert summaries({"a": {}, "b": {}}) == []
     (alone,) = summaries({"a": {}, "b": {0: figures(1.0)}})
     assert alone.differences == {}
@@ -80,15 +60,13 @@ def test_a_configuration_without_a_run_is_left_out():
 
 def test_tables_of_a_comparison(golden):
     runs = two_by_three()
-    tables = [
-        *loss_tables(summaries(runs), first="a", splits=["validation"]),
-        # Seeds are named where they are not the same.
-        *loss_tables(summaries({**runs, "b": {0: runs["b"][0]}}), first="a", splits=["test"]),
-        cost_table(summaries(runs)),
-        cost_table(summaries({"a|b": {0: figures(1.0)}})),
-        run_table({"a": {5: figures(2.0), 4: figures(1.5)}, "b": {4: figures(math.nan)}}, splits=["validation"]),
-    ]
-    golden("report/comparison.md", "\n\n".join(map(markdown, tables)))
+    alone, failed = {"a|b": {0: figures(1.0)}}, {"a": {5: figures(2.0), 4: figures(1.5)}, "b": {4: figures(math.nan)}}
+    losses, costs = comparison_tables(summaries(runs), {}, first="a", splits=["validation"])
+    # Seeds are named where they are not the same.
+    with_seeds = comparison_tables(summaries({**runs, "b": {0: runs["b"][0]}}), {}, first="a", splits=["test"])[0]
+    others = comparison_tables(summaries(alone), failed, first="a|b", splits=["validation"])[1:]
+    tables = [losses, with_seeds, costs, *others]
+    golden("report/comparison.md", "\n\n".join(table.markdown() for table in tables))
 
 
 def with_tokens(tokens):
@@ -136,14 +114,12 @@ def title(axes):
     return axes.get_title(loc="left")
 
 
-def test_validation_and_training_have_a_panel_each(figure):
+def test_validation_and_training_have_a_panel_each_with_a_mean_and_a_band_in_its_colour(figure):
     validation, training = figure.axes
     assert title(validation).startswith("validation loss")
     assert title(training).startswith("training loss, in 10 equal stretches")
     assert validation.get_xlim() == training.get_xlim() == (0, pytest.approx(1002 * 1.01))
-
-
-def test_each_configuration_is_a_mean_and_a_band_in_its_colour(figure):
+    assert len({look(number) for number in range(18)}) == 18
     for axes in figure.axes:
         assert [to_hex(line.get_color()).upper() for line in axes.lines] == list(COLOURS[:2])
         assert [isinstance(band, PolyCollection) for band in axes.collections] == [True, True]
@@ -157,31 +133,23 @@ def test_each_configuration_is_a_mean_and_a_band_in_its_colour(figure):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
 
 
-def test_the_fall_of_the_first_steps_is_cut_and_that_is_said():
+def test_the_fall_of_the_first_steps_is_cut_and_that_is_said_and_one_evaluation_is_no_curve():
     """At 50 of 1,000 tokens the loss is 4.0; from a tenth on it is 3.0 at most."""
     (axes,) = plot({name: {0: figures(2.0, steps=20, evaluations=1)} for name in "ab"}).axes
     assert axes.get_ylim()[1] < 3.5
     assert "(the first steps lie above)" in title(axes)
-
-
-def test_one_evaluation_is_no_curve_and_a_name_with_dollars_no_formula():
     figure = plot({"a$x_1$": {0: figures(2.0, evaluations=1)}, "b": {0: figures(2.0)}}, title="$t_1$")
     (axes,) = figure.axes
     assert title(axes).startswith("training loss")
-    assert not any(text.get_parse_math() for text in [*figure.texts, *figure.legends[0].get_texts()])
+    assert not any(text.get_parse_math() for text in [*figure.texts, *figure.legends[0].get_texts()]), "no formula"
 
 
 @pytest.mark.parametrize("names", ["ab", [f"configuration-with-a-long-name-{n}" for n in range(7)]])
-def test_no_words_stand_on_each_other(names):
+def test_no_words_stand_on_each_other(names, stand_apart):
     runs = {name: {seed: figures(2.0 + 0.1 * seed) for seed in range(2)} for name in names}
     figure = plot(runs, title="Loss over tokens", subtitle="means of 2 seeds")
-    figure.draw_without_rendering()
     texts = [part for axes in figure.axes for part in (axes._left_title, axes.xaxis.label)]
-    assert_no_words_stand_on_each_other(figure, [*figure.texts, *figure.legends[0].get_texts(), *texts])
-
-
-def test_eighteen_configurations_look_different():
-    assert len({look(number) for number in range(18)}) == 18
+    stand_apart(figure, [*figure.texts, *figure.legends[0].get_texts(), *texts])
 
 
 def test_runs_of_few_steps_are_averaged_over_as_few_stretches():
@@ -205,14 +173,11 @@ def test_training_losses_are_weighted_means_in_equal_stretches():
     assert found.low.tolist() == [2.5, 2.0]
     assert found.high.tolist() == [5.0, 5.0]
     assert found.mean.tolist() == [3.75, 3.5]
-
-
-def test_a_stretch_that_a_run_skips_is_the_others():
+    # A stretch that a run skips is the others'; one that all skip has no point.
     found = of_training([curve([60, 100], [2.0, 1.0]), curve([25, 50, 75, 100], [4.0, 3.0, 2.0, 1.0])], num_bins=4)
     assert found.tokens.tolist() == [12.5, 37.5, 62.5, 87.5]
     assert found.mean.tolist() == [4.0, 2.5, 2.0, 1.0]
-    nobody = of_training([curve([60, 100], [2.0, 1.0])], num_bins=4)
-    assert nobody.tokens.tolist() == [37.5, 87.5]
+    assert of_training([curve([60, 100], [2.0, 1.0])], num_bins=4).tokens.tolist() == [37.5, 87.5]
 
 
 def test_evaluations_after_as_many_steps_go_together_and_others_are_drawn_straight():
@@ -239,9 +204,6 @@ def test_what_a_seed_adds_to_all_is_taken_away_and_differences_stay():
     assert losses_levelled(a=[(4.0,), (9.0,)], b=[(2.0,)])["a"] == [(4.0,), (9.0,)]
     assert losses_levelled(a=[(4.0,), (math.nan,)], b=[(2.0,), (7.0,)])["b"][1] == (7.0,)
     assert losses_levelled() == {}
-
-
-def test_a_level_counts_tokens():
-    found = demeaned({"a": {1: curve((1, 2), (4.0, 1.0), (1, 2)), 2: curve((1, 2), (2.0, 2.0))}})
-    assert found["a"][0].loss == pytest.approx((4.0, 1.0))  # both levels are 2
-    assert found["a"][1].loss == pytest.approx((2.0, 2.0))
+    # A level counts tokens: both of these are 2.
+    found = demeaned({"a": {1: curve((1, 2), (4.0, 1.0), (1, 2)), 2: curve((1, 2), (2.0, 2.0))}})["a"]
+    assert [each.loss for each in found] == [pytest.approx((4.0, 1.0)), pytest.approx((2.0, 2.0))]

@@ -8,7 +8,6 @@ from hypothesis import given, strategies as st
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 from tests.report.hand_made import GIB, hand_made_prediction, hand_made_timeline
-from tests.report.overlaps import assert_no_words_stand_on_each_other
 
 from brim.memory import Timeline
 from brim.memory.events import CATEGORIES, Place
@@ -46,7 +45,7 @@ def test_reserved_memory_and_the_device_are_lines_unless_it_is_far_above(figure,
     assert any("fits in 141.00 GiB" in text.get_text() for text in figure.texts)
 
 
-def test_title_numbers_and_the_spikes_are_written_and_no_words_stand_on_each_other(figure):
+def test_title_numbers_and_spikes_are_written_and_no_words_stand_on_each_other(figure, prediction, stand_apart):
     said = [text.get_text() for text in figure.texts]
     assert "Mistral-7B: train, 4 rows × 4,096 tokens, on a10g" in said
     assert "allocated 18.00 GiB at most, reserved 18.25, with what lies outside 18.75: fits in 24.00 GiB" in said
@@ -54,10 +53,12 @@ def test_title_numbers_and_the_spikes_are_written_and_no_words_stand_on_each_oth
     bold = [text.get_text() for text in figure.texts if text.get_weight() == "bold"]
     assert bold[4:8] == ["6", "step 2: backward", "18.00", "_log_softmax_backward_data in lm_head"]
     (axes,) = figure.axes
-    figure.draw_without_rendering()  # which places the legend
-    assert_no_words_stand_on_each_other(
+    stand_apart(
         figure, [*figure.texts, *axes.texts, *axes.get_legend().get_texts(), axes.xaxis.label, axes.yaxis.label]
     )
+    figure = memory_plot(prediction, title="a $x_1$ b")
+    assert not figure.texts[-2].get_parse_math()
+    assert any(text.get_text().startswith("a $x_1$ b: train") for text in figure.texts)
 
 
 def test_spikes_are_the_highest_points_of_the_phases(prediction):
@@ -85,12 +86,6 @@ def test_a_measured_line_lies_over_the_areas_less_what_was_there_before(predicti
     assert highest == pytest.approx(int(allocated.argmax()), abs=1)
 
 
-def test_a_name_with_dollars_is_no_formula(prediction):
-    figure = memory_plot(prediction, title="a $x_1$ b")
-    assert not figure.texts[-2].get_parse_math()
-    assert any(text.get_text().startswith("a $x_1$ b: train") for text in figure.texts)
-
-
 def test_many_phases_without_steps_are_named_where_they_change(prediction):
     """One mark a token, as generation has them."""
     places = tuple(Place(phase="prefill" if point < 10 else "decode") for point in range(50))
@@ -110,17 +105,13 @@ def test_later_steps_are_like_the_second():
     assert five.marks == whole.marks
     assert five.places == whole.places
     assert (five.reserved_bytes[len(two.places) :] == two.reserved_bytes[-1]).all()
-
-
-def test_as_many_or_fewer_stay_as_they_are():
-    two = hand_made_timeline(2)
     for num_steps in (0, 1, 2):
         same = with_steps(two, num_steps)
         assert same.marks == two.marks
         assert (same.reserved_bytes == two.reserved_bytes).all()
 
 
-def test_twenty_measured_steps_have_names_that_do_not_touch(prediction):
+def test_twenty_measured_steps_have_names_that_do_not_touch(prediction, stand_apart):
     whole = hand_made_timeline(20)
     allocated = whole.allocated_bytes()
     overlay = Overlay(label="measured on cpu", live_bytes=allocated, marks=whole.marks, num_steps=20)
@@ -130,8 +121,7 @@ def test_twenty_measured_steps_have_names_that_do_not_touch(prediction):
     assert line.get_xdata()[-1] == len(allocated) - 1
     names = [text for text in figure.axes[0].texts if text.get_text().startswith("step")]
     assert [name.get_text() for name in names] == [f"step {number}" for number in range(1, 21, 2)]
-    figure.draw_without_rendering()
-    assert_no_words_stand_on_each_other(figure, names)
+    stand_apart(figure, names)
 
 
 def timeline(marks, kinds):
@@ -172,31 +162,20 @@ def test_measured_points_lie_where_their_phases_do():
     x = aligned(110, measured, TWO_STEPS)
     assert [x[0], x[20], x[35], x[50], x[70], x[90], x[109]] == [0, 2, 3.5, 5, 7, 9, 19]
     assert (np.diff(x) >= 0).all()
-
-
-def test_a_phase_that_comes_twice_is_matched_twice():
-    predicted = timeline([(0, "step 1, micro-batch 1"), (7, "step 1, micro-batch 2")], STEP * 2)
+    twice = timeline([(0, "step 1, micro-batch 1"), (7, "step 1, micro-batch 2")], STEP * 2)
     measured = [(0, "step 1: forward"), (2, "step 1: backward"), (10, "step 1: forward"), (12, "step 1: backward")]
-    x = aligned(14, measured, predicted)
+    x = aligned(14, measured, twice)
     assert [x[2], x[10], x[12]] == [3, 7, 10]
-
-
-def test_unknown_names_and_a_single_point_do_no_harm():
     assert aligned(5, [(0, "elsewhere")], TWO_STEPS).tolist() == [0, 4.75, 9.5, 14.25, 19]
     assert aligned(1, [], TWO_STEPS).tolist() == [0]
-
-
-def test_few_points_and_spikes_of_one_point_are_kept():
-    assert downsampled(np.array([3, 1, 2]), most=3).tolist() == [0, 1, 2]
-    values = np.zeros(10_000, dtype=np.int64)
-    values[4_321] = 7
-    assert 4_321 in downsampled(values, most=100)
 
 
 @given(st.lists(st.integers(-50, 50), min_size=1, max_size=400), st.integers(6, 60))
 def test_order_ends_and_extremes_are_kept(values, most):
     values = np.array(values)
     kept = downsampled(values, most=most)
+    if len(values) <= most:
+        assert len(kept) == len(values)
     assert len(kept) <= most
     assert (np.diff(kept) > 0).all()
     assert kept[0] == 0

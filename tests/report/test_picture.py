@@ -4,6 +4,7 @@ import re
 import sys
 
 import pytest
+from tests.messages import refused
 
 from brim.errors import InputError, OutputError
 from brim.report import PageTable, check_picture, memory_plot, prediction_tables, save_picture
@@ -27,26 +28,20 @@ def test_png_and_html_replace_an_earlier_picture(figure, tmp_path):
     assert '<tr><td>x</td><td class="number">1</td></tr>' in (tmp_path / "a.HTML").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("name", "what"), [("a.jpeg", "ending '.jpeg' is not known"), ("a", "has no ending")])
-def test_another_ending_is_refused(tmp_path, name, what):
-    with pytest.raises(OutputError, match=what) as caught:
-        check_picture(tmp_path / name)
-    assert caught.value.problems[0].expected == ".png or .html"
-
-
-def test_a_folder_and_a_place_below_a_file_are_refused(tmp_path):
+def test_what_cannot_be_drawn_or_written_is_refused_before_any_work(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     (tmp_path / "folder.png").mkdir()
-    for path in (tmp_path / "file" / "a.png", tmp_path / "folder.png"):
-        with pytest.raises(OutputError, match="the picture cannot be written"):
-            check_picture(path)
-
-
-def test_without_matplotlib_the_command_is_told(tmp_path, monkeypatch):
+    for name, words in {
+        "a.jpeg": "ending '.jpeg' is not known … .png or .html",
+        "a": "has no ending … .png or .html",
+        "file/a.png": "the picture cannot be written",
+        "folder.png": "the picture cannot be written",
+    }.items():
+        with refused(f"{tmp_path / name}: … {words}", by=OutputError):
+            check_picture(tmp_path / name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InputError, match="needs matplotlib") as caught:
+    with refused("a picture needs matplotlib … pip install 'brim[plots]'", by=InputError):
         check_picture(tmp_path / "a.png")
-    assert "pip install 'brim[plots]'" in caught.value.problems[0].fix
 
 
 def test_a_page_holds_everything_escaped_and_fetches_nothing(prediction):
@@ -71,8 +66,4 @@ def test_a_page_holds_everything_escaped_and_fetches_nothing(prediction):
     assert f'<td class="number">{prediction.total_bytes:,}</td>' in text
     assert '<i style="background:#0072B2"></i>weights</td>' in text
     assert len(re.findall(r"<tr>.*?</tr>", text)) == 3 * (1 + 7)
-
-
-def test_the_same_figure_gives_the_same_text(prediction):
-    one, other = (svg(memory_plot(prediction, title="m")) for _ in range(2))
-    assert one == other
+    assert svg(figure) == svg(memory_plot(prediction, title="a <model> & more")), "the same figure, the same text"

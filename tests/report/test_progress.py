@@ -110,11 +110,8 @@ def test_the_last_line_says_where_the_others_are_and_what_comes_later_is_shown_a
     assert card.take("kept the weights of step 4")
     assert not card.take(Note("choice 9", kind="detail"))
     assert card.take(planned("model", "another"))
-
-
-def test_notes_that_just_fit_are_all_shown_and_of_one_more_two_are_counted():
     notes = [str(number) for number in range(MOST_LINES + 1)]
-    assert [text for _, text in card_of(notes[:-1])] == notes[:-1]
+    assert [text for _, text in card_of(notes[:-1])] == notes[:-1], "they just fit"
     assert [text for _, text in card_of(notes)] == [*notes[:-2], "2 notes: --verbose"]
 
 
@@ -171,7 +168,7 @@ def test_a_notebook_s_cell_has_the_notes_and_a_line_that_is_rewritten(monkeypatc
     assert err == ""
 
 
-def test_a_function_of_one_s_own_is_given_every_note_and_nothing_else():
+def test_a_function_of_one_s_own_is_given_every_note_and_nothing_else_and_none_is_silence(capfd):
     said = []
     with listening(said.append) as told:
         for number in range(12):
@@ -181,14 +178,11 @@ def test_a_function_of_one_s_own_is_given_every_note_and_nothing_else():
         told(warning("rows were dropped", topic="rows"))
         told.advance(3)
     assert said == [*(f"choice {number}" for number in range(12)), "rows were dropped"]
-
-
-def test_none_is_silence_and_show_may_be_called_by_hand(capfd):
     with listening(None) as told:
         told("a note")
         told(status("planning"))
     assert capfd.readouterr() == ("", "")
-    show("a note")
+    show("a note")  # called by hand
     show(status("planning"))
     assert capfd.readouterr() == ("", "a note\n")
 
@@ -211,7 +205,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_without_a_terminal_there_is_a_line_now_and_then(clock, monkeypatch):
+def test_without_a_terminal_there_is_a_line_now_and_then_whose_time_is_of_this_session(clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     stream = io.StringIO()
     shown = TrainProgress(LiveLine(stream))
@@ -229,10 +223,6 @@ def test_without_a_terminal_there_is_a_line_now_and_then(clock, monkeypatch):
         "step 2  validation: loss 1.2500, perplexity 3.490, token accuracy 0.5000",
         "step 2  early_stop",
     ]
-
-
-def test_the_remaining_time_counts_the_steps_of_this_session(clock, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
     stream = io.StringIO()
     shown = TrainProgress(LiveLine(stream))
     shown.start(first_step=90, total_steps=100, total_samples=800)
@@ -254,19 +244,6 @@ def test_on_a_terminal_there_is_a_bar():
     bar = [line for line in text.splitlines() if "2/4" in line][-1]
     assert re.fullmatch(r"step 2/4 .* loss 3\.8000  4,000 tokens/s  3\.0 GiB (0:00:0\d|-:--:--) left\s*", bar)
     assert "step 2  validation: loss 1.2500, perplexity 3.490, token accuracy 0.5000" in text
-
-
-def test_rows_are_counted_on_a_terminal_alone():
-    texts = []
-    for stream in (Terminal(), io.StringIO()):
-        line = LiveLine(stream)
-        shown = RowProgress(line)
-        shown.advance(1200)
-        shown.advance(34)
-        line.clear()
-        texts.append(stream.getvalue())
-    assert "1,234 rows" in texts[0]
-    assert texts[1] == ""
 
 
 def test_rows_are_counted_anew_for_what_is_done_next():

@@ -278,13 +278,13 @@ def test_nothing_to_compare_is_found_before_anything_is_written(here, tmp_path):
 
 
 def test_without_matplotlib_the_tables_are_there(here, tmp_path, monkeypatch):
-    def missing():
+    def missing(*runs, **texts):
         raise InputError(Problem(what="a picture needs matplotlib"))
 
     folder = shutil.copytree("done", tmp_path / "copy")
     for name in ("curves.png", "compare.html"):
         (folder / name).unlink()
-    monkeypatch.setattr(comparing, "require_matplotlib", missing)
+    monkeypatch.setattr(comparing, "curves_plot", missing)
     said = []
     result = brim.compare(FILES, seeds=2, output_directory=folder, resume=True, say=said.append)
     assert len(result.tables()) == 3

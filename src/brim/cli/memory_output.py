@@ -15,23 +15,17 @@ from rich.text import Text
 
 from brim.memory import Compared, Failed, MemoryPrediction, OnCard
 from brim.memory.devices import find_device
-from brim.memory.events import CATEGORIES
 from brim.report import (
     LOOKS,
     Card,
-    Filled,
     Overlay,
     PageTable,
-    Part,
-    gib,
-    headline,
     memory_plot,
-    operator_and_module,
     prediction_tables,
     squares_plot,
     total_by_part,
 )
-from brim.units import format_count
+from brim.units import format_count, gib
 from brim.workflows.measure import Beside, Leak, PhasePeak, Stayed
 
 if TYPE_CHECKING:
@@ -39,9 +33,6 @@ if TYPE_CHECKING:
 
 
 _CARDS = ("t4", "rtx-4090", "a100-40gb", "a100-80gb")  # drawn across the piles if the user names no device
-
-
-_SQUARES_A_LINE = 40
 
 
 def print_compared(console: Console, found: Sequence[Compared], failed: Sequence[Failed] = (), *, title: str) -> None:
@@ -73,7 +64,6 @@ def print_compared(console: Console, found: Sequence[Compared], failed: Sequence
             Card(
                 parts=total_by_part(each.prediction),
                 budget_bytes=each.prediction.budget_bytes,
-                per_line=_SQUARES_A_LINE,
                 legend_parts=parts if each is found[-1] else (),
             )
         )
@@ -117,7 +107,7 @@ def compared_picture(found: Sequence[Compared], *, title: str) -> Figure:
         common = {name: find_device(name).memory_bytes for name in _CARDS}
         cards = {name: num_bytes for name, num_bytes in common.items() if num_bytes < 1.1 * highest}
     return squares_plot(
-        [Filled(name=each.variant.name, parts=total_by_part(each.prediction)) for each in found],
+        {each.variant.name: total_by_part(each.prediction) for each in found},
         title=_headline(found, title=title),
         subtitle="what a training step needs on a GPU, at its peak, with what lies outside PyTorch",
         cards=cards,
@@ -126,9 +116,8 @@ def compared_picture(found: Sequence[Compared], *, title: str) -> Figure:
 
 def compared_tables(found: Sequence[Compared]) -> list[PageTable]:
     """Return tables of GiB by part and variant, and of what each variant changes and where it fits."""
-    parts: list[Part] = [*CATEGORIES, "unused", "outside"]
     by_variant = [total_by_part(each.prediction) for each in found]
-    shown = [part for part in parts if any(each[part] for each in by_variant)]
+    shown = [part for part in by_variant[0] if any(each[part] for each in by_variant)]
     return [
         PageTable(
             caption="GiB at the peak",
@@ -168,7 +157,7 @@ _SHOWN_SPIKES = 6
 def print_measured(console: Console, beside: Beside, *, title: str) -> None:
     """Print each phase predicted and measured, the highest points over time, and a leak."""
     measured = beside.measured
-    shape = headline(beside.main, title=title).rpartition(", on ")[0]
+    shape = f"{title}: {beside.main.shape_in_words()}".rpartition(", on ")[0]
     console.print(Text(f"{shape}: predicted, and measured on {measured.device}", style="bold"))
     console.print()
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -210,7 +199,7 @@ def measured_tables(beside: Beside) -> list[PageTable]:
     ]
     if timeline is not None:
         rows = [
-            (label, operator_and_module(spike.place), gib(spike.live_bytes - _before(beside)))
+            (label, spike.place.where, gib(spike.live_bytes - _before(beside)))
             for (_, label), spike in zip(timeline.marks, timeline.spikes, strict=True)
         ]
         tables.append(
@@ -253,7 +242,7 @@ def _points_in_time(beside: Beside) -> Iterator[str]:
     for each in found:
         if id(each) in highest:
             (_, label), spike = each
-            yield f"{label}: {gib(spike.live_bytes - before)} GiB at most, {operator_and_module(spike.place)}"
+            yield f"{label}: {gib(spike.live_bytes - before)} GiB at most, {spike.place.where}"
 
 
 def _before(beside: Beside) -> int:

@@ -273,6 +273,6 @@ def show_plan(
         return
     from rich.console import Console
 
-    from brim.report import generation_table
+    from brim.report import plan_table
 
-    Console(highlight=False).print(generation_table(made, title=Path(model.config.base_model).name))
+    Console(highlight=False).print(plan_table(made, title=Path(model.config.base_model).name))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from brim.infer import Interval
 from brim.report.picture import PageTable
@@ -17,78 +17,35 @@ from brim.train import RunFigures
 from brim.units import format_bytes, format_count, format_seconds
 
 
-class HasEnds(Protocol):
-    """Require the two ends of an interval."""
-
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
-
-
-Intervals = Mapping[str, HasEnds]
-
-
-def figure_lines(metrics: Mapping[str, float], intervals: Intervals, *, title: str) -> list[str]:
-    """Return a line for each metric; those without an interval come last."""
-    cells = [
-        (name, [_figure_cell(metrics[name], intervals.get(name))]) for name in _with_intervals_first(metrics, intervals)
-    ]
-    lines = _table([title], cells)
-    return [*lines, "", _ABOUT]
-
-
-def comparison_lines(
-    columns: Sequence[tuple[str, Mapping[str, float], Intervals]],
-    differences: Mapping[str, float],
-    difference_intervals: Intervals,
-    *,
-    notes: Sequence[str] = (),
+def figure_lines(
+    columns: Sequence[tuple[str, Mapping[str, float], Mapping[str, Interval]]], *, notes: Sequence[str] = ()
 ) -> list[str]:
-    """Show the models' figures side by side, and how they differ. columns: a title, figures and their intervals."""
-    cells = [
-        (
-            name,
-            [
-                *(_figure_cell(metrics[name], intervals.get(name)) for _, metrics, intervals in columns),
-                _figure_cell(difference, difference_intervals[name], sign="+"),
-            ],
+    """Show figures side by side, a line for each metric; those without an interval come last.
+
+    columns: a title, figures and their intervals. The last of several holds the differences of the others; its metrics
+    are shown.
+    """
+    _, last, intervals = columns[-1]
+    signs = [*([""] * (len(columns) - 1)), "+" if len(columns) > 1 else ""]
+    rows = [["", *(title for title, _, _ in columns)]]
+    for name in sorted(last, key=lambda name: name not in intervals):
+        cells = (
+            _figure_cell(figures[name], ends.get(name), sign=sign)
+            for (_, figures, ends), sign in zip(columns, signs, strict=True)
         )
-        for name, difference in differences.items()
-    ]
-    lines = _table([*(title for title, _, _ in columns), "difference, paired"], cells)
+        rows.append([name.removeprefix("num_").replace("_", " "), *cells])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     return [*lines, "", _ABOUT, *notes]
 
 
 _ABOUT = "In brackets: 95% intervals, bootstrap over rows. Loss in nats a token."
 
 
-def words_of(name: str) -> str:
-    """Return the name that people use for a metric."""
-    return name.removeprefix("num_").replace("_", " ")
-
-
-def _with_intervals_first(metrics: Mapping[str, float], intervals: Intervals) -> list[str]:
-    return sorted(metrics, key=lambda name: name not in intervals)
-
-
-def _figure_cell(value: float, interval: HasEnds | None, *, sign: str = "") -> str:
+def _figure_cell(value: float, interval: Interval | None, *, sign: str = "") -> str:
     if interval is None:
         return f"{value:,.0f}"
     return f"{value:{sign}.4f} ({interval.low:{sign}.3f} to {interval.high:{sign}.3f})"
-
-
-def _table(titles: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-    named = [("", titles), *((words_of(name), cells) for name, cells in rows)]
-    first = max(len(name) for name, _ in named)
-    widths = [max(len(cells[column]) for _, cells in named) for column in range(len(titles))]
-
-    def lines() -> Iterator[str]:
-        for name, cells in named:
-            padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-            yield "  ".join([name.ljust(first), *padded]).rstrip()
-
-    return list(lines())
 
 
 _SAME = 1e-4  # share of the tokens; a smaller difference does not show in a loss
@@ -180,12 +137,19 @@ _WHOSE: Mapping[str, str] = {
 }
 
 
-def loss_tables(found: Sequence[Summary], *, first: str, splits: Sequence[str]) -> list[PageTable]:
-    """Return a table for each split: the mean over seeds, and the difference from the first configuration."""
-    return [_loss_table(found, first=first, split=split) for split in splits]
+def comparison_tables(
+    found: Sequence[Summary], runs: Mapping[str, Runs], *, first: str, splits: Sequence[str]
+) -> list[PageTable]:
+    """Return tables of the losses on each split, of what the runs took, and of the runs themselves.
+
+    The losses are means over seeds, with the difference from the first configuration. runs: those that get a line each;
+    with none, the last table is left out.
+    """
+    losses = [_loss_table(found, first=first, split=split) for split in splits]
+    return [*losses, _cost_table(found), *([_run_table(runs, splits=splits)] if runs else [])]
 
 
-def cost_table(found: Sequence[Summary]) -> PageTable:
+def _cost_table(found: Sequence[Summary]) -> PageTable:
     """Return a table of steps, samples, tokens, time and memory; where the runs differ, from the least to the most."""
     return PageTable(
         caption="What a run takes; time of the steps alone, largest memory of all seeds",
@@ -204,22 +168,14 @@ def cost_table(found: Sequence[Summary]) -> PageTable:
     )
 
 
-def run_table(runs: Mapping[str, Runs], *, splits: Sequence[str]) -> PageTable:
+def _run_table(runs: Mapping[str, Runs], *, splits: Sequence[str]) -> PageTable:
     """Return a table of all runs, by seed."""
     seeds = sorted({seed for found in runs.values() for seed in found})
     return PageTable(
         caption="Every run",
         heads=("seed", "configuration", *(f"{split} loss" for split in splits), "steps", "tokens", "time", "memory"),
         rows=[
-            (
-                str(seed),
-                name,
-                *(_loss(found[seed].losses.get(split, math.nan)) for split in splits),
-                _count(found[seed].num_steps),
-                _count(found[seed].num_tokens),
-                format_seconds(found[seed].seconds),
-                format_bytes(found[seed].peak_bytes),
-            )
+            _run_cells(name, seed, found[seed], splits)
             for seed in seeds
             for name, found in runs.items()
             if seed in found
@@ -228,11 +184,10 @@ def run_table(runs: Mapping[str, Runs], *, splits: Sequence[str]) -> PageTable:
     )
 
 
-def markdown(table: PageTable) -> str:
-    """Write the table in GitHub's Markdown, with its caption above it."""
-    rules = ["---" if column < table.num_texts else "---:" for column in range(len(table.heads))]
-    lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in (table.heads, rules, *table.rows)]
-    return "\n".join([f"{table.caption}:", "", *(f"| {line} |" for line in lines)])
+def _run_cells(name: str, seed: int, run: RunFigures, splits: Sequence[str]) -> list[str]:
+    losses = (_loss(run.losses.get(split, math.nan)) for split in splits)
+    took = (_count(run.num_steps), _count(run.num_tokens), format_seconds(run.seconds), format_bytes(run.peak_bytes))
+    return [str(seed), name, *losses, *took]
 
 
 def _loss_table(found: Sequence[Summary], *, first: str, split: str) -> PageTable:
@@ -256,7 +211,7 @@ def _loss_table(found: Sequence[Summary], *, first: str, split: str) -> PageTabl
 
 def _difference(summary: Summary, split: str) -> tuple[str, str]:
     difference = summary.differences.get(split)
-    return ("", "") if difference is None else (_estimate_cell(difference, sign="+"), verdict(difference))
+    return ("", "") if difference is None else (_estimate_cell(difference, sign="+"), difference.verdict)
 
 
 def _estimate_cell(estimate: Estimate, *, sign: str = "") -> str:
@@ -289,8 +244,21 @@ class Estimate:
     num_seeds: int
 
     @property
-    def is_apart_from_zero(self) -> bool:
-        return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
+    def verdict(self) -> str:
+        """Say what the estimate shows of a difference between losses."""
+        if self.interval is None:
+            return "one seed shows nothing" if self.num_seeds == 1 else "not a number"
+        if self.interval.low <= 0 <= self.interval.high:
+            return "no difference that these seeds show"
+        return "lower" if self.mean < 0 else "higher"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the mean and its interval; a mean that is not a number is None."""
+        return {
+            "mean": self.mean if math.isfinite(self.mean) else None,
+            "interval": None if self.interval is None else [self.interval.low, self.interval.high],
+            "num_seeds": self.num_seeds,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,6 +285,21 @@ class Summary:
     seconds: Spread
     peak_bytes: Spread
 
+    def as_json(self) -> dict[str, Any]:
+        """Return all figures, each with what its name says; differences with what they show, too."""
+        return {
+            "name": self.name,
+            "seeds": list(self.seeds),
+            "losses": {split: each.as_json() for split, each in self.losses.items()},
+            "differences": {
+                split: {**each.as_json(), "says": each.verdict} for split, each in self.differences.items()
+            },
+            **{name: asdict(getattr(self, name)) for name in _SPREADS},
+        }
+
+
+_SPREADS = ("num_steps", "num_samples", "num_tokens", "num_supervised_tokens", "seconds", "peak_bytes")
+
 
 def summaries(runs: Mapping[str, Runs]) -> list[Summary]:
     """Summarize each configuration that has a run, in order.
@@ -337,15 +320,6 @@ def final_split(runs: Mapping[str, Runs]) -> str:
     return "validation" if every and all("validation" in run.losses for run in every) else "train"
 
 
-def verdict(difference: Estimate) -> str:
-    """Put into words what a difference between losses shows."""
-    if difference.interval is None:
-        return "one seed shows nothing" if difference.num_seeds == 1 else "not a number"
-    if not difference.is_apart_from_zero:
-        return "no difference that these seeds show"
-    return "lower" if difference.mean < 0 else "higher"
-
-
 def _summary(name: str, runs: Runs, first: Runs | None) -> Summary:
     every = list(runs.values())
     splits = [split for split in ("validation", "test", "train") if all(split in run.losses for run in every)]
@@ -354,12 +328,7 @@ def _summary(name: str, runs: Runs, first: Runs | None) -> Summary:
         seeds=tuple(runs),
         losses={split: _estimate([run.losses[split] for run in every]) for split in splits},
         differences={} if first is None else _differences(runs, first, splits),
-        num_steps=_spread([run.num_steps for run in every]),
-        num_samples=_spread([run.num_samples for run in every]),
-        num_tokens=_spread([run.num_tokens for run in every]),
-        num_supervised_tokens=_spread([run.num_supervised_tokens for run in every]),
-        seconds=_spread([run.seconds for run in every]),
-        peak_bytes=_spread([run.peak_bytes for run in every]),
+        **{each: _spread([getattr(run, each) for run in every]) for each in _SPREADS},
     )
 
 

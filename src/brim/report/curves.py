@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brim.report.comparison import Runs
-from brim.report.picture import FAINT, INK, PAPER, new_figure
+from brim.report.picture import INK, PAPER, frame, new_figure
 from brim.train import Curve, RunFigures
 
 if TYPE_CHECKING:
@@ -173,14 +173,8 @@ def _limit(axes: Axes, curves: Sequence[MeanCurve]) -> bool:
 
 def _frame(axes: Axes, label: str, *, over: str = "tokens") -> None:
     axes.set_title(label, loc="left", size=10, color=INK)
-    axes.set_xlabel(over, color=INK)
-    axes.tick_params(colors=INK, labelcolor=INK, labelsize=9)
-    axes.xaxis.set_major_formatter(lambda value, _: _short(value))
-    axes.grid(axis="y", color=FAINT, lw=0.4, alpha=0.5)
-    axes.set_axisbelow(True)
-    for name, spine in axes.spines.items():
-        spine.set_color(FAINT)
-        spine.set_visible(name in ("left", "bottom"))
+    axes.tick_params(labelsize=9)
+    frame(axes, below=over, text=_short)
 
 
 def _short(value: float) -> str:

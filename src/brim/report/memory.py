@@ -11,22 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
 from brim.memory import MemoryPrediction
-from brim.memory.events import CATEGORIES, Category, Place
+from brim.memory.events import CATEGORIES, Category
+from brim.units import GIB, gib
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.table import Table
-    from rich.text import Text
-
     from brim.memory.closed_form import Line, Napkin
 
 
 def napkin_table(napkin: Napkin, prediction: MemoryPrediction) -> RenderableType:
     """Show each worked line, the totals at each moment, and the distance from the trace."""
-    from rich.console import Group
-    from rich.text import Text
-
     return Group(
         Text("on a napkin", style="bold"),
         Text(),
@@ -48,33 +46,27 @@ def distance(napkin: Napkin, prediction: MemoryPrediction) -> str:
 
 
 def _lines(lines: Sequence[Line]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("", no_wrap=True)
-    table.add_column("GiB", justify="right", no_wrap=True)
-    table.add_column("how", overflow="fold")
+    table = _explaining("", "how")
     for line in lines:
         table.add_row(Text(line.name, style=LOOKS[line.category].colour), gib(line.num_bytes), line.formula)
     return table
 
 
 def _moments(napkin: Napkin) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("what is there when", no_wrap=True)
-    table.add_column("GiB", justify="right", no_wrap=True)
-    table.add_column("lines", overflow="fold")
+    table = _explaining("what is there when", "lines")
     for moment, total in napkin.moments.items():
-        names = ", ".join(_there(napkin, moment))
+        names = ", ".join(line.name for line in napkin.lines if moment in line.moments)
         table.add_row(_named(moment), gib(total), names, style="bold" if moment == napkin.peak else None)
     return table
 
 
-def _there(napkin: Napkin, moment: str) -> Iterator[str]:
-    return (line.name for line in napkin.lines if moment in line.moments)
+def _explaining(first: str, last: str) -> Table:
+    """Return an empty table of names, GiB and explanations; the last are wrapped where they are too long."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, no_wrap=True)
+    table.add_column("GiB", justify="right", no_wrap=True)
+    table.add_column(last, overflow="fold")
+    return table
 
 
 def _named(moment: str) -> str:
@@ -89,16 +81,10 @@ def _named(moment: str) -> str:
     }[moment]
 
 
-GIB = 2**30
-
-
 _CHECKPOINTING = "trainer.enable_gradient_checkpointing: true keeps one tensor a layer and computes the others again"
 
 
 _BAR_CHARACTERS = 30
-
-
-_SQUARES_A_LINE = 40
 
 
 # How to lower a part when it is the largest one.
@@ -114,28 +100,20 @@ _LESS: Mapping[Part, str] = {
 
 def memory_table(prediction: MemoryPrediction, *, title: str) -> RenderableType:
     """Return the whole report for the terminal. title: of the model."""
-    from rich.console import Group
-    from rich.text import Text
-
     return Group(
-        Text(headline(prediction, title=title), style="bold"),
+        Text(f"{title}: {prediction.shape_in_words()}", style="bold"),
         Text(),
         _by_part(prediction),
         Text(),
-        Card(parts=total_by_part(prediction), budget_bytes=prediction.budget_bytes, per_line=_SQUARES_A_LINE),
+        Card(parts=total_by_part(prediction), budget_bytes=prediction.budget_bytes),
         Text(),
         *(Text(line) for line in facts(prediction)),
     )
 
 
-def headline(prediction: MemoryPrediction, *, title: str) -> str:
-    """Name the model, phase, shape and device in one line."""
-    return f"{title}: {prediction.shape_in_words()}"
-
-
 def facts(prediction: MemoryPrediction) -> Iterator[str]:
     """Yield lines on where the peak is, the steps, the verdict and the automatic choices."""
-    yield f"peak: {place_in_words(prediction.peak)}"
+    yield "peak: " + ", ".join(filter(None, (prediction.peak.phase, prediction.peak.where)))
     yield from _largest(prediction)
     yield from _beside_reports(prediction)
     yield from _steps(prediction)
@@ -146,42 +124,19 @@ def facts(prediction: MemoryPrediction) -> Iterator[str]:
     yield from prediction.choices
 
 
-def place_in_words(place: Place) -> str:
-    """Write a place as phase, operator and module: "backward, mm in model.layers.3.mlp"."""
-    where = operator_and_module(place)
-    return f"{place.phase}, {where}" if where else place.phase
-
-
-def operator_and_module(place: Place) -> str:
-    """Write a place without its phase, and without PEFT's wrapping in the module's path."""
-    operator = place.operator.removeprefix("aten::").removeprefix("aten.")
-    module = place.module.removeprefix("base_model.model.")
-    return f"{operator} in {module}" if operator and module else operator or module
-
-
-def gib(num_bytes: int) -> str:
-    """Format bytes as GiB with two decimals; with three below 0.1 GiB."""
-    value = num_bytes / GIB
-    if num_bytes == 0:
-        return "0"
-    return f"{value:,.3f}" if 0 < abs(value) < 0.1 else f"{value:,.2f}"
-
-
 def _by_part(prediction: MemoryPrediction) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     table.add_column("GiB", justify="right")
     table.add_column("%", justify="right")
     table.add_column("")
+    whole = prediction.total_bytes
     for part, num_bytes in total_by_part(prediction).items():
         if part == "unused":
             table.add_row("allocated at the peak", gib(prediction.allocated_bytes), style="bold")
         if num_bytes:
-            bar = Text(_bar(num_bytes, prediction.total_bytes), style=LOOKS[part].colour)
-            table.add_row(LOOKS[part].label, gib(num_bytes), _percent(num_bytes, prediction.total_bytes), bar)
+            bar = Text("█" * round(_BAR_CHARACTERS * num_bytes / whole) or "▏", style=LOOKS[part].colour)
+            table.add_row(LOOKS[part].label, gib(num_bytes), f"{100 * num_bytes / whole:.1f}", bar)
     table.add_row("needed on the device", gib(prediction.total_bytes), style="bold")
     if prediction.budget_bytes is not None:
         left = prediction.budget_bytes - prediction.total_bytes
@@ -226,38 +181,13 @@ def _steps(prediction: MemoryPrediction) -> Iterator[str]:
     yield f"allocated at the end: {gib(prediction.end_allocated_bytes)} GiB"
 
 
-def _percent(num_bytes: int, whole: int) -> str:
-    return f"{100 * num_bytes / whole:.1f}" if whole else ""
-
-
-def _bar(num_bytes: int, whole: int) -> str:
-    length = round(_BAR_CHARACTERS * num_bytes / whole) if whole else 0
-    return "█" * length or "▏"
-
-
 Part: TypeAlias = Category | Literal["unused", "outside"]
-
-
-Sign: TypeAlias = Callable[[Part], tuple[str, str]]  # the character that is shown, and its style
 
 
 _BEYOND = "#C00000"
 
 
-_MOST_SQUARES = 2048  # for a device, or for one way to run
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filled:
-    """Hold one way to run, the memory that it takes, and the devices that it fits on."""
-
-    name: str
-    parts: Mapping[Part, int]  # bytes
-    fits_on: Sequence[str] = ()  # devices
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(self.parts.values())
+_MOST_SQUARES, _SQUARES_A_LINE = 2048, 40  # for a device, or for one way to run
 
 
 def square_bytes_for(most_bytes: int) -> int:
@@ -294,17 +224,14 @@ class Card:
 
     parts: Mapping[Part, int]  # bytes
     budget_bytes: int | None
-    per_line: int
     legend_parts: Sequence[Part] | None = None  # None: the parts that have a square; empty: no legend
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        from rich.text import Text
-
         square_bytes = square_bytes_for(max(sum(self.parts.values()), self.budget_bytes or 0))
         filled = squares(self.parts, square_bytes=square_bytes)
         num_there = len(filled) if self.budget_bytes is None else self.budget_bytes // square_bytes
         num_all = max(len(filled), num_there)
-        per_line = min(self.per_line, options.max_width // 2)
+        per_line = min(_SQUARES_A_LINE, options.max_width // 2)
         sign = _letter if console.color_system is None else _square
         for first in range(0, num_all, per_line):
             line = Text()
@@ -317,27 +244,23 @@ class Card:
             yield line
         parts = filled if self.legend_parts is None else self.legend_parts
         if parts:
-            beyond = len(filled) > num_there
-            yield legend(
-                [part for part in LOOKS if part in parts],
-                square_bytes=square_bytes,
-                sign=sign,
-                free=num_there > len(filled),
-                beyond=beyond,
+            yield _legend(
+                [part for part in LOOKS if part in parts], square_bytes, sign, num_free=num_there - len(filled)
             )
 
 
-def legend(parts: Sequence[Part], *, square_bytes: int, sign: Sign, free: bool, beyond: bool) -> Text:
-    """Explain what the squares stand for."""
-    from rich.text import Text
+def _legend(
+    parts: Sequence[Part], square_bytes: int, sign: Callable[[Part], tuple[str, str]], *, num_free: int
+) -> Text:
+    """Explain what the squares stand for. sign: the character that stands for a part, and its style."""
 
     text = Text(f"each is {square_bytes // GIB:,} GiB: ")
     for number, part in enumerate(parts):
         shown, style = sign(part)
         text.append(", " if number else "").append(shown, style=style).append(f" {LOOKS[part].label}")
-    if free:
+    if num_free > 0:
         text.append(", □ free" if sign is _square else ", · free")
-    if beyond:
+    if num_free < 0:
         text.append(", ! beyond the device's memory")
     return text
 

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from brim.memory import MemoryPrediction, Timeline
 from brim.memory.events import CATEGORIES
-from brim.report.memory import GIB, LOOKS, facts, gib, headline, operator_and_module, total_by_part
-from brim.report.picture import FAINT, INK, PAPER, PageTable, new_figure
+from brim.report.memory import LOOKS, facts, total_by_part
+from brim.report.picture import FAINT, INK, PAPER, PageTable, frame, new_figure
+from brim.units import GIB, gib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,7 +96,7 @@ def memory_plot(prediction: MemoryPrediction, *, title: str, overlay: Overlay | 
     """
     figure = new_figure(12, 7.5, paper=PAPER)
     axes = figure.add_axes((0.065, 0.33, 0.735, 0.50), facecolor=PAPER)
-    timeline, heading = prediction.timeline, headline(prediction, title=title)
+    timeline, heading = prediction.timeline, f"{title}: {prediction.shape_in_words()}"
     if overlay is not None:
         timeline, heading = (
             with_steps(timeline, overlay.num_steps),
@@ -127,7 +128,7 @@ def spikes(timeline: Timeline) -> list[Spike]:
     found = []
     for (start, label), end in zip(marks, ends, strict=True):
         point = start + int(allocated[start:end].argmax())
-        where = operator_and_module(timeline.places[point])
+        where = timeline.places[point].where
         found.append(Spike(point=point, during=label, live_bytes=int(allocated[point]), where=where))
     highest = sorted(found, key=lambda spike: -spike.live_bytes)[:_MOST_SPIKES]
     return sorted(highest, key=lambda spike: spike.point)
@@ -181,14 +182,7 @@ def _device_line(axes: Axes, prediction: MemoryPrediction, top: int) -> None:
 def _frame(axes: Axes, num_points: int) -> None:
     axes.set_xlim(0, max(num_points - 1, 1))
     axes.set_ylabel("GiB", color=INK)
-    axes.set_xlabel("allocations and releases, in their order", color=INK)
-    axes.tick_params(colors=INK, labelcolor=INK)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.grid(axis="y", color=FAINT, lw=0.4, alpha=0.5)
-    axes.set_axisbelow(True)
-    for name, spine in axes.spines.items():
-        spine.set_color(FAINT)
-        spine.set_visible(name in ("left", "bottom"))
+    frame(axes, below="allocations and releases, in their order", text=lambda value: f"{value:,.0f}")
 
 
 def _phases(axes: Axes, timeline: Timeline) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import BytesIO
@@ -18,6 +18,7 @@ from brim.errors import OutputError, require_extra
 from brim.storage import write_text
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -92,6 +93,12 @@ class PageTable:
     colours: Sequence[str] = ()  # one for each row, shown as a square before its first cell; empty: no squares
     num_texts: int = 1  # cells at the left of a row that are words; the others are numbers
 
+    def markdown(self) -> str:
+        """Write the table in GitHub's Markdown, with its caption above it."""
+        rules = ["---:" if is_number else "---" for is_number in _numbers(self)]
+        lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in (self.heads, rules, *self.rows)]
+        return "\n".join([f"{self.caption}:", "", *(f"| {line} |" for line in lines)])
+
 
 def page(figure: Figure, *, title: str, tables: Sequence[PageTable], lines: Sequence[str] = ()) -> str:
     """Return the text of the HTML file."""
@@ -161,6 +168,18 @@ def new_figure(width_inches: float, height_inches: float, *, paper: str) -> Figu
     figure = Shown(figsize=(width_inches, height_inches), facecolor=paper)
     FigureCanvasAgg(figure)
     return figure
+
+
+def frame(axes: Axes, *, below: str, text: Callable[[float], str]) -> None:
+    """Give axes faint lines, a label below, and numbers that `text` writes."""
+    axes.set_xlabel(below, color=INK)
+    axes.tick_params(colors=INK, labelcolor=INK)
+    axes.xaxis.set_major_formatter(lambda value, _: text(value))
+    axes.grid(axis="y", color=FAINT, lw=0.4, alpha=0.5)
+    axes.set_axisbelow(True)
+    for name, spine in axes.spines.items():
+        spine.set_color(FAINT)
+        spine.set_visible(name in ("left", "bottom"))
 
 
 def require_matplotlib() -> None:

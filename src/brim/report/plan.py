@@ -7,8 +7,11 @@ prompts are, how many run together, and what that costs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from brim.planning import (
     Candidate,
@@ -20,22 +23,19 @@ from brim.planning import (
     generation_words,
     training_words,
 )
-from brim.report.memory import gib
-from brim.units import format_bytes, format_count, format_seconds
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
+from brim.units import format_bytes, format_count, format_seconds, gib
 
 _GENERATION_LEGEND = "from row: the longest prompts come first; tokens: prompt and response; GiB: allocated by PyTorch"
 
 
-def generation_table(plan: GenerationPlan, *, title: str) -> RenderableType:
+def plan_table(plan: TrainingPlan | GenerationPlan, *, title: str) -> RenderableType:
     """Return the whole plan for the terminal. title: of the model."""
-    from rich.console import Group
-    from rich.text import Text
+    if isinstance(plan, GenerationPlan):
+        return _generation_table(plan, title=title)
+    return _training_table(plan, title=title)
 
+
+def _generation_table(plan: GenerationPlan, *, title: str) -> RenderableType:
     rows = format_count(plan.prompts.num_rows, "row")
     return Group(
         Text(f"{title}: generate for {rows}, on {plan.budget.device}", style="bold"),
@@ -69,11 +69,7 @@ def generation_facts(plan: GenerationPlan) -> Iterator[tuple[str, str]]:
 
 
 def _shapes(plan: GenerationPlan) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("from row", "rows together", "tokens", "GiB"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table("from row", "rows together", "tokens", "GiB")
     for shape in plan.shapes:
         bytes_in_words = "" if plan.costs is None else gib(shape.peak_bytes)
         table.add_row(f"{shape.first_row:,}", f"{shape.rows:,}", f"{shape.columns:,}", bytes_in_words)
@@ -92,13 +88,10 @@ _CHOSEN = "→"
 _PLAN_LEGEND = "widest: rows × tokens; GiB: needed in all; cuts: micro-batches a step"
 
 
-def plan_table(plan: TrainingPlan, *, title: str) -> RenderableType:
-    """Return the whole plan for the terminal. title: of the model."""
-    from rich.console import Group
-    from rich.text import Text
-
+def _training_table(plan: TrainingPlan, *, title: str) -> RenderableType:
+    heading = f"{title}: train, updates of {training_words(plan)['batch']}, on {plan.budget.device}"
     parts: list[RenderableType] = [
-        Text(headline(plan, title=title), style="bold"),
+        Text(heading, style="bold"),
         Text(),
         *map(Text, lengths_in_words(plan.lengths)),
         Text(),
@@ -117,11 +110,6 @@ def plan_table(plan: TrainingPlan, *, title: str) -> RenderableType:
     if 0 < len(plan.too_long) < plan.lengths.num_rows:
         parts += [Text(), _long_rows(plan.too_long), *map(Text, _hidden(plan.too_long))]
     return Group(*parts)
-
-
-def headline(plan: TrainingPlan, *, title: str) -> str:
-    """Name the model, batch and device in one line."""
-    return f"{title}: train, updates of {training_words(plan)['batch']}, on {plan.budget.device}"
 
 
 def plan_facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
@@ -156,9 +144,6 @@ def _too_large(candidates: Sequence[Candidate]) -> Iterator[tuple[str, str]]:
 
 def labelled(lines: Iterable[tuple[str, str]]) -> Table:
     """Set lines beside their labels."""
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table.grid(padding=(0, 3))
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
@@ -178,14 +163,8 @@ def lengths_in_words(lengths: LengthSummary) -> Iterator[str]:
 
 def histogram_table(lengths: LengthSummary) -> Table:
     """Show the number of rows by length, with bars."""
-    from rich.table import Table
-    from rich.text import Text
-
     most = max(count for _, count in lengths.histogram)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("tokens up to", justify="right", no_wrap=True)
-    table.add_column("rows", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    table = _table("tokens up to", "rows", "", left=[""])
     for bound, count in lengths.histogram:
         length = round(_BAR_CHARACTERS * count / most)
         bar = "█" * length or ("▏" if count else "")
@@ -194,13 +173,8 @@ def histogram_table(lengths: LengthSummary) -> Table:
 
 
 def _candidates(plan: TrainingPlan) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("checkpointing", no_wrap=True)
-    table.add_column("loss", no_wrap=True)
-    for name in ("widest", "GiB", "padding", "cuts", "a step", "an epoch"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("checkpointing", "loss", "widest", "GiB", "padding", "cuts", "a step", "an epoch")
+    table = _table(*names, left=names[:2])
     for each in plan.candidates:
         is_chosen = each == plan.chosen
         table.add_row(
@@ -236,11 +210,7 @@ def _longest(candidates: Sequence[Candidate]) -> str:
 
 
 def _long_rows(rows: Sequence[LongRow]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("row (from 0)", "tokens", "needed alone"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table("row (from 0)", "tokens", "needed alone")
     for row in sorted(rows, key=lambda each: (-each.num_tokens, each.key))[:_MOST_ROWS_SHOWN]:
         table.add_row(f"{row.key:,}", f"{row.num_tokens:,}", format_bytes(row.total_bytes))
     return table
@@ -249,16 +219,7 @@ def _long_rows(rows: Sequence[LongRow]) -> Table:
 def _hidden(rows: Sequence[LongRow]) -> Iterator[str]:
     hidden = len(rows) - _MOST_ROWS_SHOWN
     if hidden > 0:
-        yield f"and {hidden:,} more {'row' if hidden == 1 else 'rows'} that {'does' if hidden == 1 else 'do'} not fit"
-
-
-_COLUMNS = ("phase", "batch", "samples", "tokens", "steps", "cuts", "GiB", "learning rate")
-
-
-_RATE = _COLUMNS[-1]
-
-
-_MEASURED_COLUMNS = ("batch", "cuts", "GiB", "a step")
+        yield f"and {format_count(hidden, 'more row')} that {'does' if hidden == 1 else 'do'} not fit"
 
 
 _PHASE_LEGEND = "batch: rows of an update; tokens: about; learning rate: first and last update"
@@ -275,8 +236,6 @@ _LONG = 10_000_000  # from here on, three figures are enough
 
 def phase_table(plan: TrainingPlan) -> Iterator[RenderableType]:
     """Yield the phases for the terminal, after an empty line; nothing if the effective batch is constant."""
-    from rich.text import Text
-
     if not plan.batch_moves or not plan.phases:
         return
     yield Text()
@@ -300,7 +259,8 @@ def _count(number: int) -> str:
 
 
 def _known(plan: TrainingPlan) -> Table:
-    table = _table(_COLUMNS)
+    rate = "learning rate"
+    table = _table("phase", "batch", "samples", "tokens", "steps", "cuts", "GiB", rate, left=[rate])
     for each in plan.phases:
         table.add_row(
             f"{each.number:,}",
@@ -316,7 +276,7 @@ def _known(plan: TrainingPlan) -> Table:
 
 
 def _measured(plan: TrainingPlan) -> Table:
-    table = _table(_MEASURED_COLUMNS)
+    table = _table("batch", "cuts", "GiB", "a step")
     for each in plan.phases:
         table.add_row(
             f"{each.size:,}",
@@ -327,12 +287,11 @@ def _measured(plan: TrainingPlan) -> Table:
     return table
 
 
-def _table(columns: tuple[str, ...]) -> Table:
-    from rich.table import Table
-
+def _table(*names: str, left: Collection[str] = ()) -> Table:
+    """Return an empty table of figures. left: the columns that are aligned at the left."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        table.add_column(name, justify="left" if name == _RATE else "right", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     return table
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import IO, Protocol
@@ -189,17 +189,6 @@ def in_lines(notes: Sequence[str], *, most: int) -> list[list[str]]:
         by_topic.setdefault(topic_of(note), []).append(note)
     lines = list(by_topic.values())
     return lines if len(lines) <= most else [*lines[: most - 1], [note for line in lines[most - 1 :] for note in line]]
-
-
-def both(first: Callable[[int], None], second: Callable[[int], None] | None) -> Callable[[int], None]:
-    """Return a function that passes a number of rows to both; to the first alone if there is no second."""
-
-    def call_both(num_rows: int) -> None:
-        first(num_rows)
-        if second is not None:
-            second(num_rows)
-
-    return call_both
 
 
 class _NotesOnly:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from brim.report.memory import GIB, LOOKS, Filled, Part, gib, square_bytes_for, squares
+from brim.report.memory import LOOKS, Part, square_bytes_for, squares
 from brim.report.memory_figure import LIMIT
 from brim.report.picture import INK, PAPER, new_figure
+from brim.units import GIB, gib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,9 +39,11 @@ _HEAD_INCHES, _FOOT_INCHES, _ABOVE_INCHES = 1.0, 0.8, 0.35  # titles, names belo
 _LINE_INCHES = 0.2  # between the names of devices
 
 
-def squares_plot(variants: Sequence[Filled], *, title: str, subtitle: str, cards: Mapping[str, int]) -> Figure:
-    """Draw a pile for each variant. cards: bytes of the devices that are drawn as lines across, by name."""
-    most_bytes = max([each.total_bytes for each in variants] + list(cards.values()))
+def squares_plot(
+    variants: Mapping[str, Mapping[Part, int]], *, title: str, subtitle: str, cards: Mapping[str, int]
+) -> Figure:
+    """Draw a pile for each variant: bytes by part. cards: bytes of the devices that are drawn as lines across."""
+    most_bytes = max([*(sum(parts.values()) for parts in variants.values()), *cards.values()])
     square_bytes = square_bytes_for(most_bytes)
     highest = most_bytes / square_bytes
     wide = max(range(3, 21), key=lambda each: _inches(each, highest, len(variants)))
@@ -56,12 +59,12 @@ def squares_plot(variants: Sequence[Filled], *, title: str, subtitle: str, cards
     for spine in axes.spines.values():
         spine.set_visible(False)
     lefts = [number * (wide + _GAP) for number in range(len(variants))]
-    for left, variant in zip(lefts, variants, strict=True):
-        _pile(axes, variant, square_bytes=square_bytes, left=left, wide=wide)
+    for left, (name, parts) in zip(lefts, variants.items(), strict=True):
+        _pile(axes, name, parts, square_bytes=square_bytes, left=left, wide=wide)
     _cards(axes, cards, square_bytes=square_bytes, lefts=lefts, wide=wide, apart=_LINE_INCHES / inches)
     figure.text(0.03, 1 - 0.25 / whole, title, size=14, weight="bold", color=INK, va="top", parse_math=False)
     figure.text(0.03, 1 - 0.56 / whole, subtitle, size=10, color=INK, va="top", parse_math=False)
-    shown = {part for variant in variants for part in squares(variant.parts, square_bytes=square_bytes)}
+    shown = {part for parts in variants.values() for part in squares(parts, square_bytes=square_bytes)}
     _legend(figure, shown, square_bytes=square_bytes, top=1 - _HEAD_INCHES / whole)
     return figure
 
@@ -72,16 +75,16 @@ def _inches(wide: int, highest: float, num_piles: int) -> float:
     return min(_WIDTH_INCHES / width, _MOST_INCHES / (highest / wide + 1))
 
 
-def _pile(axes: Axes, variant: Filled, *, square_bytes: int, left: float, wide: int) -> None:
+def _pile(axes: Axes, name: str, parts: Mapping[Part, int], *, square_bytes: int, left: float, wide: int) -> None:
     from matplotlib.patches import Rectangle
 
-    filled = squares(variant.parts, square_bytes=square_bytes)
+    filled = squares(parts, square_bytes=square_bytes)
     for number, part in enumerate(filled):
         x, y = left + number % wide, number // wide
         axes.add_patch(Rectangle((x, y), _SIDE, _SIDE, facecolor=LOOKS[part].colour, linewidth=0))
     middle = left + (wide - 1 + _SIDE) / 2
     axes.annotate(
-        f"{gib(variant.total_bytes)} GiB",
+        f"{gib(sum(parts.values()))} GiB",
         (middle, -(-len(filled) // wide)),
         xytext=(0, 4),
         textcoords="offset points",
@@ -93,7 +96,7 @@ def _pile(axes: Axes, variant: Filled, *, square_bytes: int, left: float, wide: 
         zorder=4,
     )
     axes.annotate(
-        variant.name.replace(" + ", "\n+ "),
+        name.replace(" + ", "\n+ "),
         (middle, 0),
         xytext=(0, -6),
         textcoords="offset points",
@@ -127,11 +130,10 @@ def _cards(
         axes.text(right + 0.5, least, f"{name}, {gib(num_bytes)} GiB", size=9, color=INK, va="center", parse_math=False)
 
 
-def _legend(figure: Figure, shown: Iterable[Part], *, square_bytes: int, top: float) -> None:
+def _legend(figure: Figure, shown: Collection[Part], *, square_bytes: int, top: float) -> None:
     from matplotlib.patches import Patch
 
-    there = set(shown)
-    handles = [Patch(facecolor=LOOKS[part].colour, label=LOOKS[part].label) for part in LOOKS if part in there]
+    handles = [Patch(facecolor=LOOKS[part].colour, label=LOOKS[part].label) for part in LOOKS if part in shown]
     legend = figure.legend(
         handles=handles[::-1],
         loc="upper left",

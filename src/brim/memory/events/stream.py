@@ -116,6 +116,13 @@ class Place:
     module: str = ""  # dotted path in the model; "" outside it
     operator: str = ""  # such as aten.mm
 
+    @property
+    def where(self) -> str:
+        """Return the operator and the module, without PEFT's wrapping in the module's path: "mm in lm_head"."""
+        operator = self.operator.removeprefix("aten::").removeprefix("aten.")
+        module = self.module.removeprefix("base_model.model.")
+        return f"{operator} in {module}" if operator and module else operator or module
+
 
 @dataclass(slots=True)
 class EventStream:

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from brim.errors import OutputError
 from brim.report import (
-    Estimate,
     PageTable,
     Runs,
-    Spread,
     Summary,
     comparison_notes,
-    cost_table,
+    comparison_tables,
     final_split,
-    loss_tables,
-    markdown,
-    run_table,
     summaries,
-    verdict,
 )
 from brim.train import RunFigures
 
@@ -97,13 +90,12 @@ class CompareResult:
         found, splits = self.summaries, self._splits()
         if not found:
             return []
-        tables = [*loss_tables(found, first=next(iter(self.files)), splits=splits), cost_table(found)]
-        return [*tables, run_table(self.figures, splits=splits)] if with_runs else tables
+        return comparison_tables(found, self.figures if with_runs else {}, first=next(iter(self.files)), splits=splits)
 
     def markdown(self) -> str:
         """Return the tables and notes in GitHub's Markdown."""
         notes = "\n".join(f"- {note}" for note in self.notes)
-        return "\n\n".join([*(markdown(table) for table in self.tables()), notes]) + "\n"
+        return "\n\n".join([*(table.markdown() for table in self.tables()), notes]) + "\n"
 
     def as_json(self, *, with_curves: bool = True) -> dict[str, Any]:
         """Return all figures for compare.json; what is not a finite number is null."""
@@ -116,7 +108,7 @@ class CompareResult:
             "changes": list(self.changes),
             "notes": self.notes,
             "split": self.split,
-            "summaries": [_summary_as_json(each) for each in self.summaries],
+            "summaries": [each.as_json() for each in self.summaries],
             "runs": [_run_as_json(run, with_curves=with_curves) for run in self.runs],
         }
 
@@ -164,31 +156,6 @@ def _run_of_json(told: Mapping[str, Any]) -> ComparedRun:
         rows=told["rows"],
         error=told["error"],
     )
-
-
-def _summary_as_json(summary: Summary) -> dict[str, Any]:
-    spreads: dict[str, Spread] = {
-        name: getattr(summary, name)
-        for name in ("num_steps", "num_samples", "num_tokens", "num_supervised_tokens", "seconds", "peak_bytes")
-    }
-    return {
-        "name": summary.name,
-        "seeds": list(summary.seeds),
-        "losses": {split: _estimate_as_json(each) for split, each in summary.losses.items()},
-        "differences": {
-            split: {**_estimate_as_json(each), "says": verdict(each)} for split, each in summary.differences.items()
-        },
-        **{name: asdict(spread) for name, spread in spreads.items()},
-    }
-
-
-def _estimate_as_json(estimate: Estimate) -> dict[str, Any]:
-    interval = estimate.interval
-    return {
-        "mean": estimate.mean if math.isfinite(estimate.mean) else None,
-        "interval": None if interval is None else [interval.low, interval.high],
-        "num_seeds": estimate.num_seeds,
-    }
 
 
 def in_order(runs: Sequence[ComparedRun], more: ComparedRun) -> tuple[ComparedRun, ...]:

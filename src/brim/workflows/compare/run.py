@@ -22,7 +22,7 @@ from brim.errors import BrimError, ConfigError, InputError, OutputError, Problem
 from brim.models import require_trainable, with_stored_quantization
 from brim.models.folders import continued, locate
 from brim.notes import Say
-from brim.report import curves_plot, listening, require_matplotlib, save_picture, show
+from brim.report import curves_plot, listening, save_picture, show
 from brim.storage import make_folder, write_text, writing
 from brim.train import Observer, Observers, RunFigures, RunFolder
 from brim.workflows.compare.child import run_in_process
@@ -265,16 +265,15 @@ def _draw(result: CompareResult, say: Callable[[str], None]) -> None:
     """Write the picture and the page, where matplotlib is installed."""
     if not result.summaries:
         return
-    try:
-        require_matplotlib()
-    except InputError as error:
-        say(f"{error.problems[0].what}: no curves.png and no compare.html; pip install 'brim[plots]'")
-        return
     title = "Loss over tokens: " + ", ".join(result.files)
     number = len(result.seeds)
     bands = "the bands reach from the lowest to the highest, without what a seed makes harder or easier for all"
     subtitle = "one seed" if number == 1 else f"means of {number} seeds; {bands}"
-    figure = curves_plot(result.figures, title=title, subtitle=subtitle)
+    try:
+        figure = curves_plot(result.figures, title=title, subtitle=subtitle)
+    except InputError as error:  # without matplotlib
+        say(f"{error.problems[0].what}: no curves.png and no compare.html; pip install 'brim[plots]'")
+        return
     for name in ("curves.png", "compare.html"):
         with writing(name, result.output_directory / name):
             save_picture(

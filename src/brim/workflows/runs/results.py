@@ -13,7 +13,7 @@ import pandas as pd
 from brim.data.read import EVENTS
 from brim.errors import InputError
 from brim.infer import Interval, Measure
-from brim.report import comparison_lines, figure_lines, history_plot
+from brim.report import figure_lines, history_plot
 from brim.train import RunFolder, history
 from brim.units import format_count, format_seconds
 
@@ -101,7 +101,7 @@ class EvaluateResult:
         """Return the figures as a table, beside the other model's where there is one. other: that model's name."""
         if self.comparison is not None:
             return self.comparison.lines(other=other)
-        return figure_lines(self.metrics, self.intervals, title=self.split)
+        return figure_lines([(self.split, self.metrics, self.intervals)])
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -139,8 +139,9 @@ class Comparison:
         columns = [
             (other, self.other_metrics, self.other_intervals),
             ("this model", self.metrics, self.intervals),
+            ("difference, paired", self.differences, self.difference_intervals),
         ]
-        table = comparison_lines(columns, self.differences, self.difference_intervals, notes=self.notes)
+        table = figure_lines(columns, notes=self.notes)
         return [f"{format_count(self.num_rows, 'row')}; the other model is {self.other}", "", *table]
 
     @property
