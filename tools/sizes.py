@@ -24,7 +24,8 @@ def sizes(house: House) -> dict[str, dict[str, int]]:
     """Return the figures of each package, and of all.
 
     They are: modules without `__init__`, code lines (neither blank, comment nor docstring), the 90th percentile of
-    functions' lines, lines of imports in percent of all, names of the face."""
+    functions' lines, lines of imports in percent of all, names of the face.
+    """
     packages = house.packages()
     root = [module for name, modules in packages.items() if "." not in name.removeprefix("brim.") for module in modules
             if module.package == module.name]  # fmt: skip
