@@ -1,1 +1,1 @@
-"""What brim costs and what its losses equal, measured. Run from the repository's root: python -m benchmarks.NAME."""
+"""Measure what brim costs and what its losses equal. Run from the repository's root: python -m benchmarks.NAME."""

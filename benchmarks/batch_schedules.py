@@ -1,4 +1,4 @@
-"""Constant, ramped and noise-driven batches on the demo's data: `python -m benchmarks.batch_schedules`.
+"""Compare constant, ramped and noise-driven batches on the demo's data: `python -m benchmarks.batch_schedules`.
 
 Four configurations of examples/batch_schedules/ through `brim compare`, on equal tokens, five seeds each. The runs go
 to demo-output/batch-schedules/, where a second call goes on; the picture to docs/.
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _data() -> Path:
-    """The demo's rows to learn from."""
+    """Return the demo's rows to learn from."""
     sys.path.insert(0, str(ROOT / "examples"))
     from stdlib_code.dataset import TEST, instruction_rows, stdlib_modules, write_jsonl
 

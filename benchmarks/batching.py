@@ -1,4 +1,4 @@
-"""Adaptive batching against trainers that are tuned by hand, under limits, and with a wrong memory model.
+"""Compare adaptive batching with trainers that are tuned by hand, under limits, and with a wrong memory model.
 
     make bench-batching
 
@@ -31,7 +31,7 @@ SECTIONS = ("epoch", "budgets", "padding", "planning", "loop")
 
 
 class Bench:
-    """The sections, each of which prints its table and returns its figures."""
+    """Hold the sections, each of which prints its table and returns its figures."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         import torch

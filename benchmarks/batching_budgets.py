@@ -1,4 +1,4 @@
-"""The same losses on any memory: brim under real limits, and with a memory model that promises too much."""
+"""Check that losses are the same on any memory: under real limits, and with a memory model that promises too much."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STEP_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetRun:
-    """One epoch under a limit, against the one without."""
+    """Hold one epoch under a limit, against the one without."""
 
     method: Method
     limit: str
@@ -46,7 +46,7 @@ class BudgetRun:
 
     @property
     def is_met(self) -> bool:
-        """It ended, with the losses that are promised, and memory ran out no more often than it may, in probes too."""
+        """Tell whether it ended with the promised losses, and memory ran out no more often than it may."""
         num_times = (self.num_out_of_memory or 0) + (self.num_probes_out_of_memory or 0)
         is_close = self.loss_difference is not None and self.loss_difference <= self.goal
         return is_close and num_times <= self.most_out_of_memory
@@ -55,7 +55,7 @@ class BudgetRun:
 def budget_runs(
     spec: Spec, method: Method, *, say: Callable[[str], None], start: Callable[[Spec], Outcome] = run
 ) -> list[BudgetRun]:
-    """All limits, and the wrong model under the limit of 50%.
+    """Run under all limits, and with the wrong model under the limit of 50%.
 
     A limit is what the process takes before the model's passes, and a share of what these took without a limit.
     """
@@ -82,7 +82,7 @@ def _limited(spec: Spec, beside: int, allowed: int) -> Spec:
 
 
 def _smallest(spec: Spec, free: Outcome, start: Callable[[Spec], Outcome]) -> BudgetRun:
-    """The least limit, to within a few MiB, at which brim does not refuse the longest row."""
+    """Return the least limit, to within a few MiB, at which brim does not refuse the longest row."""
     refused, taken, smallest = 0, free.passes_bytes, None
     while taken - refused > _STEP_BYTES:
         allowed = (refused + taken) // 2

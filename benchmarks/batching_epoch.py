@@ -1,4 +1,4 @@
-"""The time of one epoch at one effective batch: brim with nothing tuned, against TRL's SFTTrainer tuned by hand."""
+"""Measure the time of an epoch at one effective batch: brim untuned, against TRL's SFTTrainer tuned by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GOALS: Mapping[str, float] = {"fixed": 1.0, "packing": 1.0, "auto_find": 5.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One size of the hand search, on the first rows."""
+    """Hold one size of the hand search, on the first rows."""
 
     way: Way
     micro_batch_rows: int
@@ -36,7 +36,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """The median of several epochs."""
+    """Hold the median of several epochs."""
 
     name: str
     micro_batch_rows: int | None
@@ -61,7 +61,7 @@ class Contender:
 
 
 def hand_search(subject: Subject, *, num_rows: int, num_threads: int, say: Callable[[str], None]) -> list[Trial]:
-    """Each way with each size, once. num_rows: of the data set, the first ones."""
+    """Try each kind with each size, once. num_rows: of the data set, the first ones."""
     lengths = [int(length) for length in subject.lengths()]
     trials = []
     for way in SEARCHED:
@@ -76,13 +76,13 @@ def hand_search(subject: Subject, *, num_rows: int, num_threads: int, say: Calla
 
 
 def fastest(trials: Sequence[Trial], way: Way) -> Trial | None:
-    """Of this way; the smaller micro-batch of two that are equal, and None where all failed."""
+    """Return the fastest trial of this kind: the smaller micro-batch of two that are equal, None where all failed."""
     done = [trial for trial in trials if trial.way == way and trial.tokens_per_s is not None]
     return max(done, key=lambda trial: (trial.tokens_per_s or 0.0, -trial.micro_batch_rows), default=None)
 
 
 def half_of_whole_batch(trials: Sequence[Trial]) -> int | None:
-    """An address space in which the whole effective batch does not fit at once; None: it is not known."""
+    """Return an address space in which the whole effective batch does not fit at once; None: it is not known."""
     whole = next((t for t in trials if t.way == "fixed" and t.micro_batch_rows == EFFECTIVE_BATCH_SIZE), None)
     if whole is None or whole.peak_bytes is None:
         return None
@@ -97,7 +97,7 @@ def race(
     say: Callable[[str], None],
     start: Callable[[Spec], Outcome] = run,
 ) -> dict[str, list[Outcome]]:
-    """Every contender once a round, in turn, each in a process of its own; every other round backwards.
+    """Run every contender once a round, in turn, each in a process of its own; every other round backwards.
 
     once: contenders that are run in one round alone.
     """
@@ -115,7 +115,7 @@ def race(
 
 
 def contenders(specs: Mapping[str, Spec], trials: Sequence[Trial]) -> dict[str, Spec]:
-    """brim, whose specification is given under "brim", and each way of the peer as the hand search found it best."""
+    """Return brim, specified under "brim", and each of the peer's strategies as the hand search found it best."""
     ours = specs["brim"]
     chosen = {"brim": ours}
     for way in SEARCHED:
@@ -140,14 +140,14 @@ def summarize(outcomes: Mapping[str, Sequence[Outcome]]) -> list[Contender]:
 
 
 def largest_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
-    """The largest relative one of two sequences of equal length; infinite where one is no number."""
+    """Return the largest relative one of two sequences of equal length; infinite where one is no number."""
     assert len(losses) == len(reference), "different numbers of updates"
     differences = [abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True)]
     return max((d if math.isfinite(d) else math.inf for d in differences), default=0.0)
 
 
 def figures(trials: Sequence[Trial], found: Sequence[Contender]) -> dict[str, Any]:
-    """As JSON."""
+    """Return the figures as JSON."""
     return {
         "hand_search": [asdict(trial) for trial in trials],
         "loss_goal": LOSS_GOAL,

@@ -1,4 +1,4 @@
-"""What the benchmarks change or count inside brim while it trains."""
+"""Change or count inside brim what the benchmarks need while it trains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 
 class Padded:
-    """Tokens that went through the model in the passes that counted, padding included."""
+    """Count the tokens that went through the model in the passes that counted, padding included."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -36,7 +36,7 @@ def counting_padded_tokens() -> Iterator[Padded]:
 
 
 class AddressSpace:
-    """What the process has mapped when its budget is worked out; 0 before that."""
+    """Note what the process has mapped when its budget is worked out; 0 before that."""
 
     def __init__(self) -> None:
         self.mapped_bytes = 0
@@ -58,7 +58,7 @@ def noting_address_space() -> Iterator[AddressSpace]:
 
 
 def process_bytes(key: str) -> int:
-    """Of this process, as Linux counts it: VmSize, VmPeak, VmRSS, …; 0 where it does not."""
+    """Return what Linux counts of this process: VmSize, VmPeak, VmRSS, …; 0 where it does not."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:
@@ -69,7 +69,7 @@ def process_bytes(key: str) -> int:
 
 @contextmanager
 def foretelling_wrongly(factor: float | None) -> Iterator[None]:
-    """Within it, the memory that a micro-batch's shape adds is foretold as `factor` times what the model says.
+    """Predict, meanwhile, that a micro-batch's shape adds `factor` times the memory that the model says.
 
     The plan and its probe have passed by then: nothing but running out of memory tells that the model is wrong.
     None: nothing is changed.

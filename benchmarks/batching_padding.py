@@ -1,4 +1,4 @@
-"""How much padding a cut needs: brim's, and fixed micro-batches of the same peak memory."""
+"""Compare the padding of brim's partitions with that of fixed micro-batches of the same peak memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Padding:
 
 
 def paddings(lengths: ArrayLike, costs: Costs, *, fixed_rows: Sequence[int] = FIXED_ROWS) -> list[Padding]:
-    """One for each number of rows of the fixed cut. lengths: tokens of each row, in the order of the data."""
+    """Return one result for each fixed number of rows. lengths: tokens of each row, in the data's order."""
     tokens = np.asarray(lengths, dtype=np.int64)
     steps = _steps(tokens)
     return [_padding(tokens, steps, costs, rows) for rows in fixed_rows]
@@ -60,14 +60,14 @@ def _padding(tokens: NDArray[np.int64], steps: Sequence[NDArray[np.int64]], cost
 
 
 def padded_over_real(steps: Sequence[Sequence[NDArray[np.int64]]]) -> float:
-    """steps: the micro-batches of each effective batch, as their rows' lengths."""
+    """Return padded over real tokens. steps: the micro-batches of each effective batch, as their rows' lengths."""
     micro_batches = [micro_batch for step in steps for micro_batch in step]
     padded = sum(len(micro_batch) * int(micro_batch.max()) for micro_batch in micro_batches)
     return padded / sum(int(micro_batch.sum()) for micro_batch in micro_batches)
 
 
 def _steps(tokens: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """The lengths of each effective batch of the first epoch, in brim's order."""
+    """Return the lengths of each effective batch of the first epoch, in brim's order."""
     starts = range(0, len(tokens), EFFECTIVE_BATCH_SIZE)
     return [
         tokens[rows_of_step(num_rows=len(tokens), seed=SEED, consumed_samples=start, size=EFFECTIVE_BATCH_SIZE)[1]]

@@ -1,4 +1,4 @@
-"""One epoch through TRL's SFTTrainer, in each of the ways in which it can cut its batches."""
+"""Run one epoch through TRL's SFTTrainer, in each of the ways in which it can cut its batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Way = Literal["fixed", "group_by_length", "padding_free", "packing", "auto_find"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerEpoch:
-    """What one epoch took and gave."""
+    """Hold what one epoch took and gave."""
 
     train_s: float
     losses: list[float]  # of each update
@@ -65,13 +65,13 @@ def train_epoch(
 
 
 def accumulation_of_packs(lengths: Sequence[int], *, micro_batch_packs: int) -> int:
-    """Micro-batches of packs whose update sees about as many rows as an effective batch, at least one."""
+    """Return micro-batches of packs whose update sees about as many rows as an effective batch, at least one."""
     packs_per_step = EFFECTIVE_BATCH_SIZE * sum(lengths) / len(lengths) / CONTEXT_TOKENS
     return max(round(packs_per_step / micro_batch_packs), 1)
 
 
 def kernels() -> dict[str, str | None]:
-    """What the peers run with beside plain PyTorch; None where it is not installed."""
+    """Return what the peers run with beside plain PyTorch; None where it is not installed."""
     import importlib.metadata
 
     return {
@@ -81,7 +81,7 @@ def kernels() -> dict[str, str | None]:
 
 
 class _Counting:
-    """A collator that counts the tokens which it hands on."""
+    """Count the tokens of the rows that are collated and handed on."""
 
     def __init__(self, collator: Any) -> None:
         self._collator = collator
@@ -142,7 +142,7 @@ def _trainer(way: Way, rows: Sequence[TokenRow], subject: Subject, arguments: di
 
 
 def _load(subject: Subject, *, flat: bool) -> Any:
-    """The base and the adapter that all start from. flat: rows are laid end to end, for which TRL advises Flash
+    """Load the base and the adapter that all start from. flat: rows are laid end to end, for which TRL advises Flash
     Attention; without it, transformers masks them apart."""
     import torch
     from peft import PeftModel

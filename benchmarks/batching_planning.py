@@ -1,4 +1,4 @@
-"""How long it takes to plan a run over a million rows."""
+"""Measure how long it takes to plan a run over a million rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MEDIAN_TOKENS, _SPREAD = 139, 1.0  # of the docstring rows: the 99th percentile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTime:
-    """Seconds from the lengths to the plan: with empty caches, then with what the first has left."""
+    """Hold seconds from the lengths to the plan: with empty caches, then with what the first has left."""
 
     num_rows: int
     effective_batch_size: int
@@ -42,13 +42,13 @@ class PlanTime:
 
 
 def long_tailed_lengths(num_rows: int) -> NDArray[np.int64]:
-    """Tokens of rows that are log-normal, as the docstring rows nearly are."""
+    """Return tokens of rows that are log-normal, as the docstring rows nearly are."""
     drawn = np.random.default_rng(SEED).lognormal(np.log(_MEDIAN_TOKENS), _SPREAD, num_rows)
     return np.clip(drawn, 8, CONTEXT_TOKENS).astype(np.int64)
 
 
 def rows_of_lengths(lengths: NDArray[np.int64]) -> TokenRows:
-    """Rows of nothing but token 0, all of it supervised."""
+    """Return rows of nothing but token 0, all of it supervised."""
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
     num_tokens = int(lengths.sum())
     columns = [

@@ -1,4 +1,4 @@
-"""One training run of one contender, in a process of its own.
+"""Run one training of one contender in a process of its own.
 
     python -m benchmarks.batching_run '{"folder": …}'
 
@@ -29,7 +29,7 @@ _SHOWN_CHARACTERS = 600  # of what a failed run says
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What is run. trainer and memory: keys of brim's configuration beside those of the subject."""
+    """Hold what is run. trainer and memory: keys of brim's configuration beside those of the subject."""
 
     folder: str  # the subject's
     device: Literal["cpu", "cuda"]
@@ -54,7 +54,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of it."""
+    """Hold what came of it."""
 
     train_s: float  # the updates of one epoch
     whole_s: float  # with reading, planning, loading and saving
@@ -92,7 +92,7 @@ def run(spec: Spec) -> Outcome:
 
 
 def last_words(stderr: str) -> str:
-    """The error that ended a process, without the traceback and its paths; the last line where there is none."""
+    """Return the error that ended a process, without the traceback and its paths; the last line where there is none."""
     lines = stderr.strip().splitlines() or [""]
     named = [number for number, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception|Refused)\b", line)]
     return " ".join(line.strip() for line in lines[named[-1] if named else -1 :])[:_SHOWN_CHARACTERS]
@@ -194,7 +194,7 @@ def _rows(spec: Spec, folder: Path) -> Path:
 
 
 def _held_out_loss(spec: Spec, trained: Path) -> float | None:
-    """Of the adapter in this folder on rows that nobody learned from, all scored the same way."""
+    """Return the loss of the adapter in this folder on held-out rows, all scored the same way."""
     if not spec.scores:
         return None
     import brim
@@ -206,7 +206,7 @@ def _held_out_loss(spec: Spec, trained: Path) -> float | None:
 
 
 def _taken(spec: Spec, plan: dict[str, Any], mapped_bytes: int) -> tuple[int, int]:
-    """Bytes beside the model's passes, and bytes of these."""
+    """Return the bytes beside the model's passes, and the bytes of these."""
     if spec.device == "cuda":
         import torch
 

@@ -1,4 +1,4 @@
-"""Finding a batch size under a real memory limit: brim's searches, accelerate's decorator and Lightning's tuner.
+"""Search for a batch size under a real memory limit by brim, accelerate's decorator and Lightning's tuner.
 
     python -m benchmarks.batching_search
 
@@ -40,24 +40,24 @@ _BRIM = ("brim predict", "brim linear", "brim binary")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Bytes of a process at its peak that are not in the prediction, over cases that are not counted."""
+    """Hold bytes of a process at its peak that are not in the prediction, over cases that are not counted."""
 
     beyond_bytes: tuple[int, ...]
 
     @property
     def constant_bytes(self) -> int:
-        """The middle of them."""
+        """Return the middle of them."""
         return round(median(self.beyond_bytes))
 
     @property
     def margin_bytes(self) -> int:
-        """The range of them."""
+        """Return the range of them."""
         return max(self.beyond_bytes) - min(self.beyond_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """An environment in which cases are tried, and where what was found is kept."""
+    """Hold an environment in which cases are tried, and where what was found is kept."""
 
     name: str
     environment: Mapping[str, str]
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def figures_of(setting: Setting) -> dict[str, Any]:
-    """Calibrate, then try the cases."""
+    """Return the figures: calibrate, then try the cases."""
     calibration = Calibration(
         beyond_bytes=tuple(case["beyond_bytes"] for case in _worked(setting, "calibration", None))
     )
@@ -111,7 +111,7 @@ def figures_of(setting: Setting) -> dict[str, Any]:
 
 
 def summary(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """By contender. A size above the largest that a fresh process runs counts as that."""
+    """Summarize by contender. A size above the largest that a fresh process runs counts as that one."""
     names = list(cases[0]["found"]) if cases else []
     return {name: _summary([(case["largest"], case["found"][name]) for case in cases]) for name in names}
 
@@ -137,7 +137,7 @@ def _summary(found: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:
 
 
 def _with_traces(case: Mapping[str, Any]) -> dict[str, Any]:
-    """The case with the seconds of the prediction in those of the search that it is made for."""
+    """Return the case with the seconds of the prediction in those of the search that it is made for."""
     found = dict(case["found"])
     predict = found.get("brim predict")
     if predict is not None:
@@ -158,7 +158,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def _worked(setting: Setting, seed: str, calibration: Calibration | None) -> list[dict[str, Any]]:
-    """What the workers found, in order. Raises RuntimeError where one of them failed."""
+    """Return what the workers found, in order. Raises RuntimeError where one of them failed."""
     results = setting.folder / f"{setting.name}-{seed}.jsonl"
     there = {case["case"]["number"] for case in _read(results)}
     num_cases = NUM_CALIBRATION if calibration is None else setting.num_cases
@@ -194,7 +194,7 @@ def _read(results: Path) -> list[dict[str, Any]]:
 
 
 def _told(case: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a case goes into the record."""
+    """Return what of a case goes into the record."""
     return {
         **case["case"],
         "largest": case["largest"],

@@ -1,4 +1,4 @@
-"""What the batching benchmarks train: docstrings to code at their real lengths, with a model and a first adapter."""
+"""Make what the batching benchmarks train: docstrings to code at their real lengths, a model and a first adapter."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GPU_SHAPE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A folder with `base`, `adapter`, `rows.jsonl` and `held_out.jsonl`."""
+    """Hold a folder with `base`, `adapter`, `rows.jsonl` and `held_out.jsonl`."""
 
     folder: Path
     device: Literal["cpu", "cuda"]
@@ -46,7 +46,7 @@ class Subject:
 
     @property
     def adapter(self) -> Path:
-        """The adapter that every contender starts from."""
+        """Return the adapter that every contender starts from."""
         return self.folder / "adapter"
 
     @property
@@ -60,7 +60,7 @@ class Subject:
     def settings(
         self, *, method: Method = "lora", trainer: dict[str, Any] | None = None, memory: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The example's configuration for one epoch over all rows, uncut, at `effective_batch_size: 32`.
+        """Return the example's configuration for one epoch over all rows, uncut, at `effective_batch_size: 32`.
 
         Without warm-up, which brim and its peers count differently, and without evaluation.
         """
@@ -87,7 +87,7 @@ class Subject:
         return settings if memory is None else {**settings, "memory": memory}
 
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each row, in the order of the file."""
+        """Return tokens of each row, in the order of the file."""
         with self.rows.open(encoding="utf-8") as file:
             return token_lengths([json.loads(line) for line in file])
 
@@ -113,7 +113,7 @@ def prepare_subject(folder: Path, *, num_rows: int, device: Literal["cpu", "cuda
 
 
 def token_lengths(rows: list[dict[str, Any]]) -> NDArray[np.int64]:
-    """Tokens of each row, as the example's template writes it, with the token that ends it."""
+    """Return tokens of each row, as the example's template writes it, with the token that ends it."""
     from tokenizers import Tokenizer
 
     from_examples()
@@ -126,7 +126,7 @@ def token_lengths(rows: list[dict[str, Any]]) -> NDArray[np.int64]:
 
 
 def example() -> dict[str, Any]:
-    """The configuration that comes with the example."""
+    """Return the configuration that comes with the example."""
     from ruamel.yaml import YAML
 
     path = Path(__file__).parents[1] / "examples" / "stdlib_code" / "config.yaml"
@@ -135,7 +135,7 @@ def example() -> dict[str, Any]:
 
 
 def _make_base(subject: Subject) -> None:
-    """The example's base model with room for longer rows; on a GPU its tokenizer with other, larger weights."""
+    """Write the example's base model with longer rows allowed; on a GPU its tokenizer with other, larger weights."""
     from_examples()
     from stdlib_code.pretrain import BASE_MODEL
 

@@ -1,4 +1,4 @@
-"""The batching benchmarks' figures, for people."""
+"""Print the batching benchmarks' figures for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many conversations a second are rendered and cut into what is learned and what is not.
+"""Measure how many conversations a second are rendered and cut into what is learned and what is not.
 
 `python -m benchmarks.chat_rendering`: one core, 2,000 conversations of two and of four turns, templates of the tests.
 """

@@ -1,4 +1,4 @@
-"""What it costs and saves to compute the loss in chunks of positions, instead of with whole logits.
+"""Measure what it costs and saves to compute the loss in chunks of positions, instead of with whole logits.
 
     python -m benchmarks.chunked_loss
 
@@ -29,7 +29,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """An output layer and its input."""
+    """Hold an output layer and its input."""
 
     vocabulary_size: int
     hidden_size: int
@@ -40,7 +40,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Medians over the repetitions."""
+    """Hold medians over the repetitions."""
 
     whole_ms: float
     time_ratio: float  # chunks over whole
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def cases() -> list[Case]:
-    """Each at the chunk that brim takes; one of them at others, too."""
+    """Return each layer at the chunk that brim takes; one of them at other chunks, too."""
     shapes = [(32_000, 256, 2048), (128_256, 128, 512)]
     found = [
         Case(
@@ -110,7 +110,7 @@ def measure(case: Case, repetitions: int) -> Figures:
 
 
 def _run(loss: Callable[[], Tensor], tensors: Sequence[Tensor]) -> tuple[float, int]:
-    """Seconds of a forward and backward pass, and the bytes that it added to the resident set at most."""
+    """Return seconds of a forward and backward pass, and the bytes that it added to the resident set at most."""
     for each in tensors:
         each.grad = None
     _CLEAR.write_text("5")  # VmHWM starts anew

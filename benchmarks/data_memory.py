@@ -1,4 +1,4 @@
-"""How much memory brim takes for data: checking, training and predicting read it, and none of it should hold it.
+"""Measure how much memory brim takes for data: checking, training and predicting read it; none should hold it.
 
     python -m benchmarks.data_memory --bytes 200000000
 
@@ -38,7 +38,7 @@ _BATCH_ROWS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one command took for one file."""
+    """Hold what one command took for one file."""
 
     verb: str
     format: str

@@ -1,4 +1,4 @@
-"""What it costs to draw an adapter's dropout by row.
+"""Measure what it costs to draw an adapter's dropout by row.
 
     python -m benchmarks.dropout_by_row
 
@@ -31,7 +31,7 @@ _SEED = 42
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A model, and what tells it of its rows."""
+    """Hold a model, and what tells it of its rows."""
 
     model: nn.Module
     dropout: RowDropout | None = None

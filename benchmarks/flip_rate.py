@@ -1,4 +1,4 @@
-"""How often a greedy text depends on its batch: in bf16, where two tokens can tie, and in fp32, where it must not.
+"""Count how often a greedy text depends on its batch: in bf16, where two tokens can tie, and in fp32, where none may.
 
     python -m benchmarks.flip_rate [--rows 100] [--new-tokens 64]
 
@@ -35,7 +35,7 @@ _MOST_CHARACTERS = 1500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One engine in one precision, against rows alone."""
+    """Hold one engine in one precision, against rows alone."""
 
     precision: str
     engine: str

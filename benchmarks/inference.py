@@ -1,4 +1,4 @@
-"""Batch inference: rows a second, memory under limits, kills, against transformers and those who halve.
+"""Measure batch inference: rows a second, memory under limits, kills, against transformers and those who halve.
 
     make bench-inference
 
@@ -31,7 +31,7 @@ SECTIONS = ("speed", "limits", "peak", "kills", "rows")
 
 
 class Bench:
-    """The sections, each of which prints its table and returns its figures."""
+    """Hold the sections, each of which prints its table and returns its figures."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self._options, self._folder = options, folder

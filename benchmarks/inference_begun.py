@@ -1,4 +1,4 @@
-"""`brim`, with a note of each row that it begins to generate: the process's number and the row's, a line each.
+"""Run `brim`, and note each row that it begins to generate: the process's number and the row's, a line each.
 
 python -m benchmarks.inference_begun NOTES predict …
 """
@@ -14,14 +14,14 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What one process began."""
+    """Hold what one process began."""
 
     rows: tuple[int, ...]
     num_repeated: int  # of them, those that an earlier process had begun already
 
 
 def begun_by_process(notes: Path) -> list[Begun]:
-    """In the order in which the processes ran."""
+    """Return what each process began, in the order in which the processes ran."""
     rows: dict[str, list[int]] = {}
     for line in notes.read_text(encoding="ascii").splitlines():
         process, row = line.split()

@@ -1,4 +1,4 @@
-"""A prediction that is killed again and again at random moments and resumed each time."""
+"""Kill a prediction again and again at random moments and resume it each time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONGEST_SILENCE_S = 300.0  # a process that writes nothing for so long will not
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Killed:
-    """What came of it."""
+    """Hold what came of it."""
 
     num_kills: int
     rows_done: tuple[int, ...]  # at each kill
@@ -67,7 +67,7 @@ def predict_killed(
 
 
 def num_done(job: JobFolder) -> int:
-    """Rows whose responses are noted; a look from outside, at a copy, since opening a journal mends it."""
+    """Count the rows whose responses are noted; looks at a copy, since opening a journal mends it."""
     if not job.responses.is_file():
         return 0
     copy = job.output.with_name(f".{job.output.name}.look")

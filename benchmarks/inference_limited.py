@@ -1,4 +1,4 @@
-"""Generation under a real limit on the address space: brim's plan, those who halve, and the truth found by trying.
+"""Generate under a real limit on the address space: brim's plan, those who halve, and the truth found by trying.
 
     python -m benchmarks.inference_limited '{"folder": …}'
 
@@ -44,7 +44,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limited:
-    """One process. limit_bytes: None to learn what it maps. batch_rows: None where brim plans."""
+    """Hold one process. limit_bytes: None to learn what it maps. batch_rows: None where brim plans."""
 
     folder: str  # the subject's
     contender: Contender
@@ -57,7 +57,7 @@ class Limited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What came of it."""
+    """Hold what came of it."""
 
     rows: int | None  # of the first batch that was generated; None: none was
     num_out_of_memory: int  # until then; of brim, over the whole run
@@ -69,7 +69,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What all found under one limit."""
+    """Hold what all found under one limit."""
 
     room_bytes: int
     limit_bytes: dict[Contender, int]
@@ -79,7 +79,7 @@ class Room:
 
     @property
     def share(self) -> float | None:
-        """Of the largest, that brim took."""
+        """Return the share of the largest number of rows that brim took."""
         rows = self.found["brim"].rows
         return None if rows is None else rows / self.largest
 
@@ -87,7 +87,7 @@ class Room:
 def rooms(
     subject: Subject, *, rooms_mib: Sequence[int] = ROOMS_MIB, num_threads: int, cache_folder: str, say: Say
 ) -> list[Room]:
-    """Each limit, with each contender."""
+    """Try each limit with each contender."""
     spec = Limited(
         folder=str(subject.folder), contender="brim", num_threads=num_threads, limit_bytes=None, cache=cache_folder
     )
@@ -97,7 +97,7 @@ def rooms(
 
 
 def _room(spec: Limited, mapped_bytes: Mapping[Contender, int], room_bytes: int, say: Say) -> Room:
-    """mapped_bytes: by each contender's process with the model; libraries reserve addresses that they do not use."""
+    """Let each contender run under one limit. mapped_bytes: by each contender's process with the model, unused too."""
     limits = {name: each + room_bytes for name, each in mapped_bytes.items()}
     found = {name: run(replace(spec, contender=name, limit_bytes=limit)) for name, limit in limits.items()}
     for name, each in found.items():
@@ -117,7 +117,7 @@ def _room(spec: Limited, mapped_bytes: Mapping[Contender, int], room_bytes: int,
 
 
 def _runs(spec: Limited) -> bool:
-    """Without a lack of memory; one that ends the process is one, too."""
+    """Tell whether it runs without a lack of memory; one that ends the process is one, too."""
     try:
         return run(spec).num_out_of_memory == 0
     except RunFailed:
@@ -125,7 +125,7 @@ def _runs(spec: Limited) -> bool:
 
 
 def largest_that_fits(fits: Callable[[int], bool], guess: int) -> int:
-    """The largest number below one that does not fit; 0 where 1 does not. Few calls where the guess is near."""
+    """Return the largest number below one that does not fit; 0 where 1 does not. Few calls where the guess is near."""
     low, step = guess, 1
     while low > 0 and not fits(low):
         low, step = max(0, low - step), 2 * step
@@ -139,7 +139,7 @@ def largest_that_fits(fits: Callable[[int], bool], guess: int) -> int:
 
 
 def figures(found: Sequence[Room]) -> dict[str, Any]:
-    """For the record."""
+    """Return the figures for the record."""
     return {
         "new_tokens": NEW_TOKENS,
         "first_size": FIRST_SIZE,
@@ -220,7 +220,7 @@ def _brim(spec: Limited) -> Found:
 
 
 def _peer(spec: Limited) -> Found:
-    """accelerate's decorator around a first batch, as lm-evaluation-harness uses it; halving, or as it is today."""
+    """Run accelerate's decorator around a first batch, as lm-evaluation-harness uses it; halving, or as it is today."""
     from accelerate.utils import find_executable_batch_size
 
     from benchmarks.inference_peers import generate, load
@@ -275,7 +275,7 @@ def _found_by_peer(rows: int | None, tried: Sequence[int], started: float, mappe
 
 @contextmanager
 def counting_out_of_memory() -> Iterator[list[str]]:
-    """One entry for each lack of memory that any part of brim takes notice of."""
+    """Yield one entry for each lack of memory that any part of brim takes notice of."""
     from brim.batching import oom
 
     original, errors = oom.is_out_of_memory, []
@@ -299,7 +299,7 @@ def counting_out_of_memory() -> Iterator[list[str]]:
 
 @cache
 def _line(subject: Subject) -> str:
-    """The row with the longest prompt."""
+    """Return the row with the longest prompt."""
     lengths = prompt_lengths(subject.rows())
     return subject.lines()[lengths.index(max(lengths))]
 

@@ -1,4 +1,4 @@
-"""Peak memory of generation on this machine's CPU, measured against predicted, and rows under a real limit.
+"""Measure the peak memory of generation on this CPU against the prediction, and rows under a real limit.
 
     python -m benchmarks.inference_memory
 
@@ -63,7 +63,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Prompts of one length, and the tokens that follow each."""
+    """Hold prompts of one length, and the tokens that follow each."""
 
     model: str
     rows: int
@@ -87,7 +87,7 @@ SHAPES = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One shape."""
+    """Hold one shape."""
 
     shape: str
     baseline_bytes: int
@@ -96,12 +96,12 @@ class Figure:
 
     @property
     def error(self) -> float:
-        """Of baseline + live against measured."""
+        """Return the relative error of baseline + live bytes."""
         return (self.baseline_bytes + self.live_bytes) / self.measured_bytes - 1
 
     @property
     def error_of_job(self) -> float:
-        """Without what was resident before."""
+        """Return the relative error without what was resident before."""
         return self.live_bytes / (self.measured_bytes - self.baseline_bytes) - 1
 
 
@@ -117,7 +117,7 @@ def main() -> None:
 
 
 def write_models(base: Path) -> dict[str, Path]:
-    """Folders with config.json alone."""
+    """Write folders with config.json alone."""
     folders = {name: base / name for name in MODELS}
     for name, folder in folders.items():
         folder.mkdir()
@@ -162,7 +162,7 @@ def figure(folders: Mapping[str, Path], shape: Shape) -> Figure:
 
 
 def summary(figures: Sequence[Figure]) -> dict[str, Any]:
-    """Of all shapes."""
+    """Summarize the errors of all shapes."""
     return {
         "goal": GOAL,
         "shapes": len(figures),

@@ -1,4 +1,4 @@
-"""Generation as transformers has it: batches of a fixed size, and continuous batching."""
+"""Generate as transformers does: in batches of a fixed size, and by continuous batching."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_PASS_TOKENS = 512  # that a pass of continuous batching reads, of prompts 
 
 
 def load(folder: Path) -> tuple[Any, Any]:
-    """The model in fp32 and its tokenizer."""
+    """Load the model in fp32 and its tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -43,7 +43,7 @@ def respond(
 
 
 def generate(model: Any, prompts: Sequence[list[int]], settings: dict[str, Any]) -> Iterator[list[int]]:
-    """One batch, padded on the left."""
+    """Generate for one batch, padded on the left."""
     import torch
     from transformers import GenerationConfig
 
@@ -57,7 +57,7 @@ def generate(model: Any, prompts: Sequence[list[int]], settings: dict[str, Any])
 
 
 def _continuous(model: Any, prompts: Sequence[list[int]], batch_rows: int, settings: dict[str, Any]) -> list[list[int]]:
-    """Room for all requests at their longest, and no more: what is left to it takes 60% of the memory.
+    """Generate with a cache that holds all requests at their longest, and no more: the rest takes 60% of the memory.
 
     Raises RuntimeError where a request comes back without its answer.
     """

@@ -1,4 +1,4 @@
-"""A prediction killed again and again at random moments, against the same one left alone."""
+"""Compare a prediction that is killed again and again at random moments with the same one left alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH_ROWS = 16  # by hand, so that a batch is a small part of the work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """What came of the killed prediction."""
+    """Hold what came of the killed prediction."""
 
     num_rows: int
     batch_rows: int
@@ -40,7 +40,7 @@ class Resumed:
 def kill_and_resume(
     subject: Subject, folder: Path, *, num_rows: int, num_kills: int, num_threads: int, seed: int = 0
 ) -> Resumed:
-    """Raises RunFailed where a process ends otherwise than killed or well."""
+    """Kill a prediction and resume it. Raises RunFailed where a process ends otherwise than killed or well."""
     folder.mkdir()
     settings = subject.settings()
     settings["trainer"] = {**settings["trainer"], "batch_size": BATCH_ROWS}
@@ -74,7 +74,7 @@ def kill_and_resume(
 
 
 def figures(found: Resumed) -> dict[str, Any]:
-    """For the record."""
+    """Return the figures for the record."""
     return {**asdict(found), "most_rows_repeated": max(found.rows_repeated), "is_met": found.is_met}
 
 

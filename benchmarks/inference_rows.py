@@ -1,4 +1,4 @@
-"""The peak of `brim predict` with ten times the rows: what it keeps of each row beside the batch that is generated.
+"""Measure the peak of `brim predict` with ten times the rows: what it keeps of each row beside the current batch.
 
 Up to 64 MiB of each table of data stay in memory, beyond that it lies on disk. So there are two figures: the resident
 peak, data included; and what is not of files at its peak, with all data on disk.
@@ -35,7 +35,7 @@ _SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """Of one process."""
+    """Hold the peak of one process."""
 
     num_rows: int
     peak_bytes: int  # resident
@@ -45,7 +45,7 @@ class Peak:
 
 
 def peaks(subject: Subject, folder: Path, *, num_rows: int = NUM_ROWS, num_threads: int) -> list[Peak]:
-    """With so many rows, and with ten times as many, by a model that is next to nothing."""
+    """Measure so many rows, and ten times as many, with a model that takes next to nothing."""
     folder.mkdir()
     _make_base(subject, folder / "base")
     settings = {
@@ -59,7 +59,7 @@ def peaks(subject: Subject, folder: Path, *, num_rows: int = NUM_ROWS, num_threa
 
 
 def summary(found: list[Peak]) -> dict[str, Any]:
-    """For the record."""
+    """Return the figures for the record."""
     few, many = found
     more_rows = many.num_rows - few.num_rows
     return {
@@ -76,7 +76,7 @@ def summary(found: list[Peak]) -> dict[str, Any]:
 
 
 def _make_base(subject: Subject, base: Path) -> None:
-    """The subject's tokenizer with a model of random weights."""
+    """Write the subject's tokenizer with a model of random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -1,4 +1,4 @@
-"""All prompts once, by one contender, in a process of its own.
+"""Let one contender answer all prompts once, in a process of its own.
 
     python -m benchmarks.inference_run '{"folder": …}'
 
@@ -26,7 +26,7 @@ from benchmarks.inference_subject import MAX_NEW_TOKENS, Subject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What is run."""
+    """Hold what is run."""
 
     folder: str  # the subject's
     contender: Way | Literal["brim"]
@@ -40,7 +40,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a contender wrote to one prompt."""
+    """Hold what a contender wrote to one prompt."""
 
     text: str
     num_tokens: int
@@ -49,7 +49,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of it."""
+    """Hold what came of it."""
 
     generate_s: float  # from token ids to token ids; of brim, with noting each response on disk
     whole_s: float  # with loading the model, reading, tokenizing and writing the file
@@ -149,12 +149,12 @@ def _of_peer(spec: Spec) -> Outcome:
 
 
 def peak_bytes() -> int:
-    """Resident at most, of this process. What getrusage says begins with what the process that started it had."""
+    """Return what was resident at most. What getrusage says begins with what the process that started this one had."""
     return status_bytes("VmHWM")
 
 
 def status_bytes(name: str) -> int:
-    """What the system says of this process's memory."""
+    """Return what the system says of this process's memory."""
     found = re.search(rf"^{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
     assert found is not None, "every Linux has it"
     return int(found[1]) * 1024

@@ -1,4 +1,4 @@
-"""Rows a second of `brim predict` with nothing tuned, against transformers with the best batch of a hand search."""
+"""Measure the rows a second of `brim predict` untuned, against transformers with the best batch of a hand search."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One size of the hand search, on the first rows."""
+    """Hold one size of the hand search, on the first rows."""
 
     way: Way
     batch_rows: int
@@ -33,7 +33,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """The median of several runs over all prompts."""
+    """Hold the median of several runs over all prompts."""
 
     name: str
     batch_rows: int | None  # None: brim's plan
@@ -56,7 +56,7 @@ class Contender:
 def hand_search(
     spec: Spec, *, num_rows: int, batches: Sequence[int] = BATCHES, say: Say, start: Callable[[Spec], Outcome] = run
 ) -> list[Trial]:
-    """Each way with each size, once, on the first rows."""
+    """Try each kind with each size, once, on the first rows."""
     trials = []
     for way in SEARCHED:
         for batch_rows in batches:
@@ -85,14 +85,14 @@ def _try(spec: Spec, start: Callable[[Spec], Outcome]) -> Trial:
 
 
 def best(trials: Sequence[Trial], way: Way) -> int | None:
-    """Rows of the fastest batch; None where all failed."""
+    """Return rows of the fastest batch; None where all failed."""
     done = [trial for trial in trials if trial.way == way and trial.rows_per_s is not None]
     fastest = max(done, key=lambda trial: trial.rows_per_s or 0.0, default=None)
     return None if fastest is None else fastest.batch_rows
 
 
 def contenders(spec: Spec, trials: Sequence[Trial]) -> dict[str, Spec]:
-    """brim with its own plan, each way as the hand search found it best, and row by row."""
+    """Return brim with its own plan, each other contender as the hand search found it best, and row by row."""
     chosen = {"brim": replace(spec, contender="brim", batch_rows=None)}
     for way in SEARCHED:
         batch_rows = best(trials, way)
@@ -109,7 +109,7 @@ def race(
     say: Say,
     start: Callable[[Spec], Outcome] = run,
 ) -> dict[str, list[Outcome]]:
-    """Every contender once a round, in turn, each in a process of its own; every other round backwards.
+    """Run every contender once a round, in turn, each in a process of its own; every other round backwards.
 
     once: contenders that run in the first round alone.
     """
@@ -126,7 +126,7 @@ def race(
 
 
 def summarize(specs: Mapping[str, Spec], outcomes: Mapping[str, Sequence[Outcome]]) -> list[Contender]:
-    """One figure a contender; brim among them."""
+    """Summarize each contender, brim among them."""
     ours = outcomes["brim"]
     return [
         Contender(
@@ -155,7 +155,7 @@ def rows_equal(theirs: Sequence[Answer], ours: Sequence[Answer]) -> int:
 def figures(
     trials: Sequence[Trial], found: Sequence[Contender], outcomes: Mapping[str, Sequence[Outcome]], prompts: list[int]
 ) -> dict[str, Any]:
-    """For the record. prompts: tokens of each."""
+    """Return the figures for the record. prompts: tokens of each."""
     ours = outcomes["brim"]
     return {
         "prompt_tokens": quantiles(prompts),

@@ -1,4 +1,4 @@
-"""What the inference benchmarks run: a small model that ends its answers itself, and prompts from unseen modules.
+"""Make what the inference benchmarks run: a small model that ends its answers itself, and prompts from unseen modules.
 
 The example's base model, fine-tuned here on the example's training rows (docstring and signature to source), since the
 base alone hardly ever stops. The prompts come from modules that neither has read, at their real lengths and in an order
@@ -28,7 +28,7 @@ _TRAINING_EPOCHS = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A folder with `model` and `prompts.jsonl`."""
+    """Hold a folder with `model` and `prompts.jsonl`."""
 
     folder: Path
 
@@ -41,7 +41,7 @@ class Subject:
         return self.folder / "prompts.jsonl"
 
     def settings(self, **generation: Any) -> dict[str, Any]:
-        """brim's configuration: greedy, fp32, nothing tuned. generation: keys beside or instead of these."""
+        """Return brim's configuration: greedy, fp32, nothing tuned. generation: keys beside or instead of these."""
         return {
             **_task(),
             "base_model": str(self.model),
@@ -52,19 +52,19 @@ class Subject:
         }
 
     def lines(self, num_rows: int | None = None) -> list[str]:
-        """The first rows, as they stand in the file."""
+        """Return the first rows, as they stand in the file."""
         return self.prompts.read_text(encoding="utf-8").splitlines(keepends=True)[:num_rows]
 
     def rows(self, num_rows: int | None = None) -> list[dict[str, str]]:
-        """The first rows: instruction and input."""
+        """Return the first rows: instruction and input."""
         return [json.loads(line) for line in self.lines(num_rows)]
 
     def texts(self, num_rows: int | None = None) -> list[str]:
-        """The first prompts, as the template writes them."""
+        """Return the first prompts, as the template writes them."""
         return prompt_texts(self.rows(num_rows))
 
     def pad_id(self) -> int:
-        """The token that pads rows, which the model has never seen and never writes."""
+        """Return the token that pads rows, which the model has never seen and never writes."""
         return int(json.loads((self.model / "config.json").read_text(encoding="utf-8"))["pad_token_id"])
 
 
@@ -87,13 +87,13 @@ def prepare_subject(folder: Path, *, num_rows: int = NUM_ROWS) -> Subject:
 
 
 def prompt_texts(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The prompt of each row."""
+    """Return the prompt of each row."""
     template = _task()["prompt"]["template"]
     return [template.format(**row) for row in rows]
 
 
 def prompt_lengths(rows: Sequence[dict[str, Any]]) -> list[int]:
-    """Tokens of each prompt."""
+    """Return tokens of each prompt."""
     from tokenizers import Tokenizer
 
     from_examples()
@@ -104,7 +104,7 @@ def prompt_lengths(rows: Sequence[dict[str, Any]]) -> list[int]:
 
 
 def quantiles(lengths: Sequence[int]) -> dict[str, float]:
-    """Of lengths in tokens, for the record."""
+    """Return the quantiles of lengths in tokens, for the record."""
     values = np.asarray(lengths)
     shares = {"least": 0.0, "10%": 0.1, "25%": 0.25, "median": 0.5, "75%": 0.75, "90%": 0.9, "99%": 0.99, "most": 1.0}
     found = {name: float(np.quantile(values, share)) for name, share in shares.items()}

@@ -1,4 +1,4 @@
-"""What the inference benchmark prints."""
+"""Print what the inference benchmark measured."""
 
 from __future__ import annotations
 

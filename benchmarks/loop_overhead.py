@@ -1,4 +1,4 @@
-"""What brim's loop costs over a bare PyTorch loop that does the same work.
+"""Measure what brim's loop costs over a bare PyTorch loop that does the same work.
 
     python -m benchmarks.loop_overhead
 
@@ -62,7 +62,7 @@ TINY = Shape(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_atte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is trained, and how it is cut."""
+    """Hold what is trained, and how it is cut."""
 
     name: str
     shape: Shape
@@ -83,7 +83,7 @@ CASES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """Seconds on the wall, and of this process on all cores."""
+    """Hold seconds on the wall, and of this process on all cores."""
 
     wall_s: float
     cpu_s: float
@@ -98,7 +98,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """brim's steps over the bare loop's, in one process, alternating."""
+    """Hold brim's steps over the bare loop's, in one process, alternating."""
 
     case: str
     num_parameters: int
@@ -119,7 +119,7 @@ class Overhead:
 
 
 class BareLoop:
-    """A loop as one would write it by hand: forward, backward, clip, update."""
+    """Train as one would by hand: forward, backward, clip, update."""
 
     def __init__(self, llm: LLM, steps: Sequence[tuple[list[Batch], int]]) -> None:
         self._model: nn.Module = llm.model.train()
@@ -129,7 +129,7 @@ class BareLoop:
         self._optimizer = torch.optim.Adam(self._parameters, lr=LEARNING_RATE)
 
     def step(self, number: int) -> float:
-        """One update on batches that lie ready; the mean loss over the step's supervised tokens."""
+        """Make one update on batches that lie ready; return the mean loss over the step's supervised tokens."""
         batches, num_supervised = self._steps[number]
         shares = []
         for batch in batches:
@@ -184,7 +184,7 @@ class Alternator:
 
 
 class Terminal(io.StringIO):
-    """Takes what a terminal would show."""
+    """Take what a terminal would show."""
 
     def isatty(self) -> bool:
         return True
@@ -214,7 +214,7 @@ def measure(case: Case, folder: Path) -> Overhead:
 
 
 def _run(case: Case, session: Session, llm: LLM, rows: TokenRows, bare: BareLoop, folder: Path) -> Alternator:
-    """brim's loop with the observers that `brim train` gives it, and the bare loop between its steps."""
+    """Run brim's loop with the observers that `brim train` gives it, and the bare loop between its steps."""
     trainer = session.config.trainer
     assert isinstance(trainer, FinetuneTrainer)
     progress = TrainProgress(LiveLine(Terminal()))
@@ -243,7 +243,7 @@ def _run(case: Case, session: Session, llm: LLM, rows: TokenRows, bare: BareLoop
 
 
 def _batches(rows: TokenRows, case: Case, *, pad_id: int) -> list[tuple[list[Batch], int]]:
-    """The micro-batches of each step and its supervised tokens, as brim cuts them."""
+    """Return the micro-batches of each step and its supervised tokens, as brim cuts them."""
     steps = []
     for step in range(case.num_steps):
         _, indices = rows_of_step(
@@ -284,7 +284,7 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The order statistics that enclose the median with 95%, by the normal approximation of the binomial."""
+    """Return the order statistics that enclose the median with 95%, by the normal approximation of the binomial."""
     ordered, half_width = sorted(values), 0.98 * len(values) ** 0.5
     low = max(math.floor(len(values) / 2 - half_width), 0)
     return round(ordered[low], 4), round(ordered[-1 - low], 4)

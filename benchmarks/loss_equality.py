@@ -31,7 +31,7 @@ PEERS: tuple[Peer, ...] = ("transformers", "trl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Settings that brim and its peers share."""
+    """Hold settings that brim and its peers share."""
 
     method: Literal["lora", "full"]
     optimizer: dict[str, Any]
@@ -45,7 +45,7 @@ class Scenario:
         return f"{self.method}, {self.optimizer['type']}, {self.decay}{warmup}"
 
     def brim(self, base: Path, *, micro_batch_rows: int, adapter: Path | None) -> dict[str, Any]:
-        """As brim's configuration."""
+        """Return the scenario as brim's configuration."""
         pretrained = {"pretrained_adapter_weights": str(adapter)} if adapter else {}
         return configuration(
             base,
@@ -62,7 +62,7 @@ class Scenario:
         )
 
     def peers(self) -> PeerSettings:
-        """As the peers' arguments; their AdamW without weight decay is Adam."""
+        """Return the scenario as the peers' arguments; their AdamW without weight decay is Adam."""
         return PeerSettings(
             learning_rate=self.learning_rate,
             schedule=self.decay,
@@ -73,7 +73,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Two sequences of losses that should be the same."""
+    """Hold two sequences of losses that should be the same."""
 
     scenario: str
     contender: str
@@ -103,7 +103,7 @@ def compare(
     goal: float | None,
     note: str = "",
 ) -> Comparison:
-    """The largest relative difference, and where it is. Both must have run the same number of steps."""
+    """Return the largest relative difference, and where it is. Both must have run the same number of steps."""
     assert len(steps.losses) == len(reference.losses), "the contenders ran different numbers of steps"
     differences = [abs(a - b) / b for a, b in zip(steps.losses, reference.losses, strict=True)]
     rates = zip(steps.learning_rates, reference.learning_rates, strict=True)
@@ -122,7 +122,7 @@ def compare(
 
 
 class Bench:
-    """Runs scenarios from one base model and one initial adapter."""
+    """Run scenarios from one base model and one initial adapter."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Bench:
         ))  # fmt: skip
 
     def brim(self, scenario: Scenario, *, micro_batch_rows: int) -> Steps:
-        """What brim logs in metrics.jsonl."""
+        """Return what brim logs in metrics.jsonl."""
         import brim
 
         settings = scenario.brim(self.base, micro_batch_rows=micro_batch_rows, adapter=self._adapter_of(scenario))
@@ -157,7 +157,7 @@ class Bench:
     def peer(
         self, peer: Peer, scenario: Scenario, *, micro_batch_rows: int, settings: PeerSettings | None = None
     ) -> Steps:
-        """What a peer logs, given brim's rows in brim's order."""
+        """Return what a peer logs, given brim's rows in brim's order."""
         brim_settings = scenario.brim(self.base, micro_batch_rows=micro_batch_rows, adapter=None)
         return train_with(
             peer,
@@ -178,7 +178,7 @@ class Bench:
         return path
 
     def _pretrained(self, num_steps: int, num_rows: int) -> Path:
-        """A small Llama after some steps of full training.
+        """Train a small Llama for some steps, all weights of it.
 
         With random weights every row has the same loss, nearly; then a mean of means is the mean over all tokens, and
         the comparison would miss what it is for.
@@ -193,7 +193,7 @@ class Bench:
         return self._folder / "pretrained" / "model"
 
     def _initial_adapter(self, scenario: Scenario) -> Path:
-        """The adapter that every contender starts from."""
+        """Return the adapter that every contender starts from."""
         from brim.config import load_config
         from brim.models import load_llm
         from brim.session import open_session
@@ -205,7 +205,7 @@ class Bench:
 
 
 def cuts_of_brim(bench: Bench, num_rows: int) -> Iterator[Comparison]:
-    """brim against itself: other micro-batches, the same effective batch."""
+    """Compare brim with itself: other micro-batches, the same effective batch."""
     adam = {"type": "adam"}
     for method in ("lora", "full"):
         scenario = Scenario(
@@ -225,7 +225,7 @@ def cuts_of_brim(bench: Bench, num_rows: int) -> Iterator[Comparison]:
 
 
 def brim_against_peers(bench: Bench, num_rows: int) -> Iterator[Comparison]:
-    """brim against each peer, at micro-batch 4; the constant rate at each cut, with a last batch that is not full."""
+    """Compare brim with each peer at micro-batch 4, and a constant rate at each cut; the last batch is not full."""
     full_batches = num_rows // EFFECTIVE_BATCH_SIZE * EFFECTIVE_BATCH_SIZE
     adamw = {"type": "adamw", "weight_decay": 0.01}
     constant = Scenario(method="lora", optimizer=adamw, decay="constant", num_rows=num_rows)
@@ -264,7 +264,7 @@ def _warmup(bench: Bench, scenario: Scenario) -> Iterator[Comparison]:
 
 
 def _contrasts(bench: Bench, scenario: Scenario) -> Iterator[Comparison]:
-    """Differences that must show, or the comparison could not tell: another loss, and no learning at all."""
+    """Compare what must differ, or the comparison could not tell: another loss, and no learning at all."""
     reference = bench.brim(scenario, micro_batch_rows=4)
     settings = replace(scenario.peers(), averages_micro_batches=True)
     steps = bench.peer("transformers", scenario, micro_batch_rows=4, settings=settings)
@@ -321,7 +321,7 @@ def _show(comparisons: Sequence[Comparison]) -> None:
 
 @contextmanager
 def _quiet(num_threads: int) -> Iterator[None]:
-    """One number of threads for all, and no progress bars of the libraries."""
+    """Set one number of threads for all, and no progress bars of the libraries."""
     import warnings
 
     import torch

@@ -1,4 +1,4 @@
-"""`brim memory --compare` against `brim memory --device`: what a card is said to have room for, and the bytes needed.
+"""Compare `brim memory --compare` with `brim memory --device`: what a card is said to hold, and the bytes needed.
 
 `python -m benchmarks.memory_cards` compares 20 models × 8 cards, with and without bfloat16. Each model is looked at in
 one of the five ways, in turn; `--all-ways` looks at all of them. No GPU and no weights are needed. It ends with 1 where
@@ -87,7 +87,7 @@ TARGETS = {model: ["q_proj", "v_proj"] for model in ("mixtral-8x7b", "granite-3-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One card's answers for one way to train a model."""
+    """Hold one card's answers for one way to train a model."""
 
     model: str
     way: str
@@ -108,7 +108,7 @@ class Pair:
 
 
 def pairs(model: str, folder: Path, *, way: str | None, cards: Sequence[str] = CARDS) -> Iterator[Pair]:
-    """Both answers for each card. way: the name of the only one that is looked at; None: all."""
+    """Yield both answers for each card. way: the name of the only one that is looked at; None: all."""
     adapter: dict[str, Any] = {"type": "lora", "target_modules": TARGETS.get(model)}
     config = load_config({"base_model": str(folder), "adapter": adapter, "trainer": {"type": "finetune"}}).config
     for each in compare_memory(config, ways=None if way is None else (way,)):
@@ -129,7 +129,7 @@ def pairs(model: str, folder: Path, *, way: str | None, cards: Sequence[str] = C
 
 
 def write_model(model: str, folder: Path) -> Path:
-    """The model's config.json in a folder of its own."""
+    """Write the model's config.json into a folder of its own."""
     path = folder / model
     path.mkdir()
     (path / "config.json").write_text(json.dumps(MODELS[model]), encoding="utf-8")

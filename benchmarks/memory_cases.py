@@ -1,4 +1,4 @@
-"""The models and runs of benchmarks/memory_gpu.py: architectures from 0.1 to 8 B parameters, as their config.json."""
+"""List the models and runs of benchmarks/memory_gpu.py: architectures from 0.1 to 8 B parameters, as config.json."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ _SMALL_TOKENS = 32  # of the longest row, where the models are small
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One model run in one way."""
+    """Hold one model run in one way."""
 
     architecture: str
     method: Method
@@ -164,11 +164,11 @@ class Case:
         return " ".join(flags)
 
     def lengths(self) -> tuple[tuple[int, ...], ...]:
-        """Tokens of each row of each step."""
+        """Return tokens of each row of each step."""
         return self.step_lengths or ((self.tokens,) * (self.rows * self.num_micro_batches),)
 
     def settings(self) -> dict[str, Any]:
-        """brim's configuration, but for the base model's folder."""
+        """Return brim's configuration, but for the base model's folder."""
         lora: dict[str, Any] = {"type": "lora", "r": 16, "target_modules": "all-linear"}
         if "num_local_experts" in ARCHITECTURES[self.architecture]:
             lora["dropout"] = 0.0  # PEFT adapts experts without it only
@@ -201,7 +201,7 @@ _ATTENTION: Mapping[str, list[str]] = {
 
 
 def grid() -> Iterator[Case]:
-    """Every case, one of each model in turn, so that each has been run when time is up."""
+    """Yield every case, one of each model in turn, so that each has been run when time is up."""
     in_turn = zip_longest(
         _seven_billion("mistral-7b", records=True),
         *map(_thorough, ("gpt2", "tinyllama-1.1b", "qwen2-0.5b")),
@@ -213,7 +213,7 @@ def grid() -> Iterator[Case]:
 
 
 def small(case: Case) -> Case:
-    """The same case for a model and shapes of some thousand times fewer bytes."""
+    """Return the same case for a model and shapes of some thousand times fewer bytes."""
 
     def shorter(tokens: int) -> int:
         return max(4, tokens * _SMALL_TOKENS // max(case.tokens, *(max(step) for step in case.lengths())))
@@ -228,7 +228,7 @@ def small(case: Case) -> Case:
 
 
 def architecture_of(case: Case, *, small: bool) -> dict[str, Any]:
-    """Its config.json."""
+    """Return its config.json."""
     config = dict(ARCHITECTURES[case.architecture])
     if not small:
         return config
@@ -314,6 +314,6 @@ def _seven_billion(name: str, *, records: bool) -> Iterator[Case]:
 
 
 def varying(*, rows: int, longest: int) -> tuple[tuple[int, ...], ...]:
-    """Steps of varying shapes, as a run of real rows has them: reserved memory depends on their order."""
+    """Return steps of varying shapes, as a run of real rows has them: reserved memory depends on their order."""
     fractions = (0.31, 0.12, 0.55, 0.07, 0.83, 0.21, 0.4, 1.0, 0.62, 0.15, 0.91, 0.28)
     return tuple((max(4, int(fraction * longest)),) * rows for fraction in fractions)

@@ -1,4 +1,4 @@
-"""Measured memory beside what brim predicts for the same case."""
+"""Compare measured memory with what brim predicts for the same case."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from brim.errors import BrimError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One figure of one case, both ways; bytes."""
+    """Hold one figure of one case, both ways; bytes."""
 
     case: str
     figure: str  # "train 1 allocated", "evaluate reserved"
@@ -32,13 +32,13 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Every pair, and the cases that have none, with the reason."""
+    """Hold every pair, and the cases that have none, with the reason."""
 
     pairs: tuple[Pair, ...]
     missing: tuple[tuple[str, str], ...]
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Of each kind of figure: pairs, median and largest error."""
+        """Return pairs, median and largest error of each kind of figure."""
         found = {}
         for kind in ("allocated", "reserved", "total"):
             errors = [abs(pair.error) for pair in self.pairs if pair.figure.endswith(kind)]

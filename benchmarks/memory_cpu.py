@@ -1,4 +1,4 @@
-"""Peak resident set of a training step on this machine's CPU, measured against predicted.
+"""Measure the peak resident set of a training step on this machine's CPU against the prediction.
 
     python -m benchmarks.memory_cpu
 
@@ -47,7 +47,7 @@ MODEL: Mapping[str, Any] = {  # 28.6 million parameters, of which the vocabulary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """One way to train it."""
+    """Hold one way to train it."""
 
     rows: int
     tokens: int
@@ -86,7 +86,7 @@ KEPT: tuple[Shape, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One shape: the peaks of its first step and of those after it."""
+    """Hold one shape: the peaks of its first step and of those after it."""
 
     shape: str
     baseline_bytes: int
@@ -94,7 +94,7 @@ class Figure:
     live_bytes: tuple[int, ...]  # predicted, by step
 
     def errors(self, constant_bytes: int = 0) -> list[float]:
-        """By step, of baseline + live + a constant against measured."""
+        """Return, by step, the relative error of baseline + live bytes + a constant."""
         return [
             (self.baseline_bytes + live + constant_bytes) / measured - 1
             for live, measured in zip(self.live_bytes, self.measured_bytes, strict=True)
@@ -102,7 +102,7 @@ class Figure:
 
     @property
     def beyond_bytes(self) -> int:
-        """What the last step took that the prediction does not know of."""
+        """Return what the last step took that the prediction does not know of."""
         return self.measured_bytes[-1] - self.baseline_bytes - self.live_bytes[-1]
 
 
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 class Bench:
-    """The model's folder, and what is done with it."""
+    """Hold the model's folder, and what is done with it."""
 
     def __init__(self, base: Path, model: Mapping[str, Any]) -> None:
         (base / "config.json").write_text(json.dumps(model), encoding="utf-8")
@@ -162,7 +162,7 @@ class Bench:
 
 
 def summary(figures: Sequence[Figure], kept: Sequence[Figure]) -> dict[str, Any]:
-    """figures: the probe first. kept: with the C library's own thresholds."""
+    """Return the figures of all shapes. figures: the probe first. kept: with the C library's own thresholds."""
     constant = figures[0].beyond_bytes
     return {
         "goal": GOAL,

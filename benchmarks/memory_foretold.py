@@ -1,4 +1,4 @@
-"""What brim predicts for a benchmark's case, step by step.
+"""Predict what a benchmark's case takes, step by step.
 
 `brim.predict_memory` answers for rows of one length. Here the same parts are put together for steps of any lengths,
 and for a CPU, where nothing is cached: its figure is the live bytes.
@@ -29,7 +29,7 @@ from brim.models.folders import locate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foretold:
-    """The peak of one phase, or of one step of it."""
+    """Hold the peak of one phase, or of one step of it."""
 
     phase: Phase
     step: int | None
@@ -38,7 +38,7 @@ class Foretold:
 
 
 def foretell(case: Case, base: str, device: Mapping[str, Any]) -> Sequence[Foretold]:
-    """Each step of training, or evaluation and generation. base: a folder with config.json. device: see memory_gpu."""
+    """Return each step of training, or evaluation and generation. base: holds config.json. device: see memory_gpu."""
     settings = {"base_model": base, **case.settings()}
     shapes = [(case.rows, max(lengths)) for lengths in case.lengths()]
     shapes += [shapes[-1]] * (case.num_steps - len(shapes))
@@ -52,7 +52,7 @@ def foretell(case: Case, base: str, device: Mapping[str, Any]) -> Sequence[Foret
 def train_peaks(
     settings: Mapping[str, Any], shapes: Sequence[tuple[int, int]], device: Mapping[str, Any]
 ) -> Iterator[Foretold]:
-    """One for each step. settings: a configuration. shapes: (rows, tokens) of each step's micro-batches."""
+    """Yield one peak for each step. settings: a configuration. shapes: (rows, tokens) of each step's micro-batches."""
     stream = training_stream(_workload(settings, device), shapes)
     marks = _steps(stream)
     if device["name"] == "cpu":
@@ -73,7 +73,7 @@ def train_peaks(
 
 
 def live_bytes(stream: EventStream) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """After each event, without any rounding."""
+    """Return the live bytes after each event, without any rounding."""
     storages, sizes = np.asarray(stream.storages), np.asarray(stream.sizes, dtype=np.int64)
     return np.cumsum(
         np.where(storages >= 0, sizes[np.maximum(storages, ~storages)], -sizes[np.maximum(storages, ~storages)])
@@ -109,7 +109,7 @@ def _workload(settings: Mapping[str, Any], device: Mapping[str, Any]) -> ConfigW
 
 
 def _steps(stream: EventStream) -> list[tuple[int, int]]:
-    """The events of each step, over its micro-batches and its update: from, to."""
+    """Return the events of each step, over its micro-batches and its update: from, to."""
     ends = [position for position, _ in stream.marks[1:]] + [len(stream.storages)]
     found: dict[str, tuple[int, int]] = {}
     for (start, label), end in zip(stream.marks, ends, strict=True):

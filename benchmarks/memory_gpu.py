@@ -1,4 +1,4 @@
-"""Memory of random-weight models on the device at hand, measured against predicted.
+"""Measure the memory of random-weight models on the device at hand against the prediction.
 
     python -m benchmarks.memory_gpu                        # a CUDA device; under ten minutes on an H100
     python -m benchmarks.memory_gpu --device cpu --small   # the same cases on tiny models: a test of the script
@@ -46,7 +46,7 @@ _NEEDS_BITSANDBYTES = ("qlora",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is measured, where, and for how long."""
+    """Hold what is measured, where, and for how long."""
 
     device: str
     small: bool
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Every case: what it was, and what it took or why it did not run. The report is written after each."""
+    """Measure every case: what it was, and what it took or why it did not run. The report is written after each."""
     until = time.time() + options.budget_s
     cases = [small(case) if options.small else case for case in grid()]
     cases = [case for case in cases if options.only in case.name]
@@ -105,7 +105,7 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def _item(number: int, case: Case, options: Options, folder: Path) -> dict[str, Any]:
-    """What the worker is given for a case. folder: where config.json of each architecture is written."""
+    """Return what the worker is given for a case. folder: where config.json of each architecture is written."""
     base = folder / case.architecture
     config = architecture_of(case, small=options.small)
     base.mkdir(exist_ok=True)
@@ -146,7 +146,7 @@ def _work(
 
 
 def run_worker(requests: Path, results: Path, device: str, look: Callable[[], None]) -> int:
-    """Its exit code. look: called each second."""
+    """Run the worker; return its exit code. look: called each second."""
     command = [sys.executable, "-m", "benchmarks.memory_worker", str(requests), str(results), device]
     with subprocess.Popen(command, cwd=Path(__file__).parents[1], env=_environment()) as process:
         while True:
@@ -202,7 +202,7 @@ def _environment() -> dict[str, str]:
 
 
 def _device(name: str) -> dict[str, Any]:
-    """The device by what a prediction needs to know of it."""
+    """Return the device by what a prediction needs to know of it."""
     if not name.startswith("cuda"):
         return {"name": "cpu"}
     # In a process that ends: a context of this one's would lie on the device beside what is measured.
@@ -211,7 +211,7 @@ def _device(name: str) -> dict[str, Any]:
 
 
 def cuda_facts(name: str) -> dict[str, Any]:
-    """What is asked of the device itself."""
+    """Return what is asked of the device itself."""
     properties = torch.cuda.get_device_properties(name)
     return {
         "name": properties.name,

@@ -1,4 +1,4 @@
-"""Figures of memory that people know, beside what `brim memory` says of the same settings.
+"""Compare figures of memory that people know with what `brim memory` says of the same settings.
 
 `python -m benchmarks.memory_known` needs no GPU and no weights. A figure is either what was measured, then brim's lies
 within a tenth of it or the reason stands on brim's screen; or it is a card on which the run is known to fit.
@@ -41,7 +41,7 @@ ALL = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A published figure, and the settings that it is of."""
+    """Hold a published figure, and the settings that it is of."""
 
     name: str
     source: str
@@ -65,7 +65,7 @@ class Known:
 
 
 def _flow(value: Any) -> str:
-    """A value as YAML in a line."""
+    """Return a value as YAML in a line."""
     if isinstance(value, list):
         return f"[{','.join(value)}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -122,7 +122,7 @@ KNOWN = (
 
 
 def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """{"trainer.epochs": 1} as {"trainer": {"epochs": 1}}."""
+    """Return {"trainer.epochs": 1} as {"trainer": {"epochs": 1}}."""
     found: dict[str, Any] = {}
     for key, value in keys.items():
         section = found
@@ -134,7 +134,7 @@ def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def predicted(known: Known, folder: Path) -> MemoryPrediction:
-    """What brim says of the settings."""
+    """Return what brim says of the settings."""
     path = folder / known.model
     path.mkdir(exist_ok=True)
     architecture = {**MODELS, **MORE_MODELS}[known.model]
@@ -146,7 +146,7 @@ def predicted(known: Known, folder: Path) -> MemoryPrediction:
 
 
 def agrees(known: Known, prediction: MemoryPrediction) -> bool:
-    """Whether brim's figure is the one that people know."""
+    """Tell whether brim's figure is the one that people know."""
     if known.kind == "card":
         return prediction.fits is True and prediction.total_bytes <= known.num_bytes
     found = prediction.allocated_bytes if known.kind == "allocated" else prediction.reserved_bytes
@@ -154,7 +154,7 @@ def agrees(known: Known, prediction: MemoryPrediction) -> bool:
 
 
 def explained(known: Known, prediction: MemoryPrediction) -> bool:
-    """Whether the reason for another figure stands on the screen of that very configuration."""
+    """Tell whether the reason for another figure stands on the screen of that very configuration."""
     return bool(known.why) and any(known.why in line for line in facts(prediction))
 
 

@@ -1,4 +1,4 @@
-"""How long a prediction takes: in a process, the first and later ones, and the whole command.
+"""Measure how long a prediction takes: in a process, the first and later ones, and the whole command.
 
     python -m benchmarks.memory_time
 
@@ -54,7 +54,7 @@ _COMMAND = "from brim.cli import main; main()"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """One model, trained in one way."""
+    """Hold one model, trained in one way."""
 
     model: str
     way: str
@@ -100,7 +100,7 @@ def _timing(model: str, way: str) -> Timing:
 
 
 def _in_process(settings: Mapping[str, Any]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Wall and CPU seconds of the first prediction and of the one after it."""
+    """Return wall and CPU seconds of the first prediction and of the one after it."""
     done = subprocess.run(
         [sys.executable, "-c", _IN_PROCESS, json.dumps(settings)], capture_output=True, text=True, check=True
     )
@@ -109,7 +109,7 @@ def _in_process(settings: Mapping[str, Any]) -> tuple[tuple[float, float], tuple
 
 
 def _command(settings: Mapping[str, Any]) -> tuple[float, float]:
-    """Wall and CPU seconds of `brim memory`."""
+    """Return wall and CPU seconds of `brim memory`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(json.dumps(settings), encoding="utf-8")

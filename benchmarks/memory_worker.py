@@ -82,7 +82,7 @@ def _measured(request: Request, device: torch.device, trace: str | None) -> dict
 
 
 class AllocatorRecorder(Recorder):
-    """Every allocation and release as PyTorch's allocator records it, with the operator that asked for it."""
+    """Record every allocation and release as PyTorch's allocator does, with the operator that asked for it."""
 
     def __init__(self, device: torch.device, meter: Meter) -> None:
         super().__init__(device, meter)
@@ -113,7 +113,7 @@ class AllocatorRecorder(Recorder):
         """Leave PyTorch's counters alone, which have the peaks."""
 
     def _place_of(self, entry: Mapping[str, Any]) -> Place:
-        """The operator whose number it bears, or the last one that had begun."""
+        """Return the operator whose number it bears, or the last one that had begun."""
         number = str(entry.get("user_metadata") or "")
         if entry["action"] == "alloc" and number.isdecimal():
             return self._operators[int(number)]
@@ -122,7 +122,7 @@ class AllocatorRecorder(Recorder):
 
 
 def stream(entries: Sequence[Mapping[str, Any]], place_of: Callable[[Mapping[str, Any]], Place]) -> EventStream:
-    """Births and deaths in their order; what dies without having been born is born first.
+    """Return births and deaths in their order; what dies without having been born is born first.
 
     entries: of `torch.cuda.memory._snapshot()["device_traces"]`. The categories are not known: all are "temporary".
     """
@@ -147,13 +147,13 @@ def _write_trace(found: EventStream, file: Path) -> str:
 
 
 def write_compact(stream: EventStream, file: Path) -> None:
-    """The stream as gzipped JSON."""
+    """Write the stream as gzipped JSON."""
     told = json.dumps(compact(stream), separators=(",", ":"))
     file.write_bytes(gzip.compress(told.encode(), mtime=0))
 
 
 def compact(stream: EventStream) -> dict[str, Any]:
-    """The stream with each place written once."""
+    """Return the stream with each place written once."""
     numbers: dict[Any, int] = {}
     places = [numbers.setdefault(place, len(numbers)) for place in stream.places]
     return {

@@ -1,4 +1,4 @@
-"""How far a merged model is from the unmerged one, merged right and with a mistake, and the limit between the two.
+"""Measure how far a merged model is from the unmerged one, merged right and with a mistake; the limit lies between.
 
     python -m benchmarks.merge_divergence
 
@@ -34,7 +34,7 @@ SCALES = {"right": 1.0, "update forgotten": 0.0, "scale halved": 0.5, "scale dou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One merge."""
+    """Hold one merge."""
 
     base: str
     precision: str
@@ -113,7 +113,7 @@ def _settings(data: Path, quantization: Mapping[str, Any] | None, precision: str
 
 
 def _data(folder: Path) -> Path:
-    """The first rows of each split of the demo's data."""
+    """Return the first rows of each split of the demo's data."""
     from stdlib_code.dataset import instruction_rows, stdlib_modules, write_jsonl
 
     rows = list(instruction_rows(stdlib_modules()))

@@ -1,4 +1,4 @@
-"""How right measurements of the gradient's noise are, on a pool of rows for which the truth is known."""
+"""Measure how right measurements of the gradient's noise are, on a pool of rows for which the truth is known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Estimator: TypeAlias = Callable[[NDArray[np.float64], NDArray[np.int64], Groups]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Rows, with the inner products of their gradients."""
+    """Hold rows, with the inner products of their gradients."""
 
     lengths: NDArray[np.int64]  # tokens
     weights: NDArray[np.int64]  # supervised tokens
@@ -29,22 +29,22 @@ class Pool:
 
     @property
     def squared_gradient(self) -> float:
-        """|G|² of the token-weighted mean over the pool."""
+        """Return |G|² of the token-weighted mean over the pool."""
         return float(self.products.sum() / self.weights.sum() ** 2)
 
     @property
     def gradient_variance(self) -> float:
-        """Of the gradient of a batch that is drawn from the pool, times its rows; to first order in 1/rows."""
+        """Return the variance of a drawn batch's gradient, times its rows; to first order in 1/rows."""
         return float(np.diag(self._noise_products).mean())
 
     @property
     def effective_dimensions(self) -> float:
-        """(tr Σ)² / tr Σ²: as many directions of equal noise would make estimates as certain as they are."""
+        """Return (tr Σ)² / tr Σ²: as many directions of equal noise would make estimates as certain as they are."""
         return float(self.gradient_variance**2 / (self._noise_products**2).mean())
 
     @property
     def _noise_products(self) -> NDArray[np.float64]:
-        """Inner products [row, row] of what each row adds to a batch beyond its weight's part of G, times the rows."""
+        """Return inner products [row, row] of what a row adds to a batch beyond its weight's part of G, times rows."""
         total = self.weights.sum()
         with_mean = np.outer(self.products.sum(1), self.weights) / total
         of_means = np.outer(self.weights, self.weights) * self.squared_gradient
@@ -54,7 +54,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """A way to measure: means over many batches, over what is true of the pool."""
+    """Hold a way to measure: means over many batches, over what is true of the pool."""
 
     way: str
     batch_rows: int
@@ -68,7 +68,7 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How rows are grouped, and what is made of the groups' norms."""
+    """Say how rows are grouped, and what is made of the groups' norms."""
 
     name: str
     estimate: Estimator
@@ -81,7 +81,7 @@ class Way:
 
 
 def _by_pairs(products: NDArray[np.float64], weights: NDArray[np.int64], groups: Groups) -> NoiseMeasurement:
-    """As brim does it."""
+    """Measure as brim does."""
     total = int(weights.sum())
     found = NoiseMeasurement.of(
         squared_sum=float(products.sum()) / total**2,
@@ -94,7 +94,7 @@ def _by_pairs(products: NDArray[np.float64], weights: NDArray[np.int64], groups:
 
 
 def _by_one_covariance(products: NDArray[np.float64], weights: NDArray[np.int64], groups: Groups) -> NoiseMeasurement:
-    """As if all rows had the covariance in common, however many tokens they have; never negative."""
+    """Measure as if all rows had one covariance, however many tokens they have; never negative."""
     total = weights.sum()
     of_sum = float(products.sum() / total**2)
     spread, share = -of_sum, -float((weights**2).sum() / total**2)
@@ -117,7 +117,7 @@ WAYS = (
 
 
 def accuracy(way: Way, pool: Pool, batch_rows: int, num_draws: int) -> Accuracy:
-    """All ways see the same batches."""
+    """Compare measurements with what is true of the pool; all of them see the same batches."""
     found = list(_measurements(way, pool, batch_rows, num_draws))
     squared = float(np.mean([each.squared_gradient for each in found])) / pool.squared_gradient
     variance = float(np.mean([each.gradient_variance for each in found])) / pool.gradient_variance

@@ -1,4 +1,4 @@
-"""What measuring the gradient's noise costs, and how right the measurements are.
+"""Measure what measuring the gradient's noise costs, and how right the measurements are.
 
     python -m benchmarks.noise_scale
 
@@ -44,7 +44,7 @@ _MOST_CHARACTERS = 800  # of a row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Steps over those that are cut by length and not measured; medians."""
+    """Hold steps over those that are cut by length and not measured; medians."""
 
     trained: str
     plain_ms: float

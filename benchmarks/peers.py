@@ -1,4 +1,4 @@
-"""The same training through other trainers: transformers' Trainer and TRL's SFTTrainer."""
+"""Run the same training through other trainers: transformers' Trainer and TRL's SFTTrainer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSettings:
-    """What brim's configuration says, in the words of TrainingArguments."""
+    """Hold what brim's configuration says, in the words of TrainingArguments."""
 
     learning_rate: float
     schedule: Literal["constant", "cosine"]
@@ -31,7 +31,7 @@ class PeerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """What a trainer logged, one figure a step."""
+    """Hold what a trainer logged, one figure a step."""
 
     losses: list[float]
     learning_rates: list[float]
@@ -46,7 +46,7 @@ def train_with(
     settings: PeerSettings,
     micro_batch_rows: int,
 ) -> Steps:
-    """One epoch over the rows in their order, from the weights in these folders.
+    """Train one epoch over the rows in their order, from the weights in these folders.
 
     adapter: a PEFT folder; None trains all weights. Raises SystemExit when the peer is not installed.
     """
@@ -80,7 +80,7 @@ def _load(base: Path, adapter: Path | None) -> Any:
 
 
 def common_arguments(settings: PeerSettings, micro_batch_rows: int, folder: str) -> dict[str, Any]:
-    """TrainingArguments for one epoch in fp32 on the CPU."""
+    """Return TrainingArguments for one epoch in fp32 on the CPU."""
     return {
         "output_dir": folder,
         "num_train_epochs": 1,
@@ -105,7 +105,7 @@ def common_arguments(settings: PeerSettings, micro_batch_rows: int, folder: str)
 
 
 def _optimizers(model: Any, settings: PeerSettings) -> tuple[Any, Any]:
-    """(None, None), so that the peer makes its own; or AdamW under the given learning rates."""
+    """Return (None, None), so that the peer makes its own; or AdamW under the given learning rates."""
     if settings.learning_rates is None:
         return None, None
     import torch
@@ -153,7 +153,7 @@ def _trl_trainer(
 
 
 def as_dataset(rows: Sequence[TokenRow]) -> Any:
-    """Rows with brim's tokens and targets."""
+    """Return rows with brim's tokens and targets."""
     from datasets import Dataset
 
     return Dataset.from_list(

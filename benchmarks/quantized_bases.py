@@ -1,4 +1,4 @@
-"""LoRA on a base of 32, 8 and 4 bits: losses before and after, across micro-batches, and of the kernels for 8 bits.
+"""Train LoRA on a base of 32, 8 and 4 bits: losses before and after, across micro-batches, and of the 8-bit kernels.
 
     python -m benchmarks.quantized_bases
 
@@ -33,7 +33,7 @@ NUM_TRAIN, NUM_TEST, MAX_CHARACTERS = 200, 100, 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One base."""
+    """Hold one base."""
 
     base: str
     loss_before: float  # nats a token, of the test rows, in fp32
@@ -71,7 +71,7 @@ def _figure(data: Path, folder: Path, base: str) -> Figure:
 
 
 def _spread(data: Path, folder: Path, base: str, precision: str) -> float:
-    """Of the losses of an epoch over a quarter of the rows."""
+    """Return the spread of the losses of an epoch over a quarter of the rows."""
     sequences: list[list[float]] = []
     for rows in (1, 4, 8):
         changes = [f"trainer.batch_size={rows}", "trainer.skip_all_evaluation=true", "preprocessing.sample_size=72"]
@@ -83,7 +83,7 @@ def _spread(data: Path, folder: Path, base: str, precision: str) -> float:
 
 
 def _eight_bits(data: Path) -> dict[str, float]:
-    """The test loss in batches of 1 and 4, and for how many of 100 rows greedy texts are equal in both."""
+    """Return the test loss in batches of 1 and 4, and for how many of 100 rows greedy texts are equal in both."""
     model = _model("8 bits", "fp32", "trainer={type: none}", "generation.max_new_tokens=24")
     losses = [model.evaluate(data, split="test", batch_size=size).metrics["loss"] for size in (1, 4)]
     texts = [model.predict(data, split="test", batch_size=size).predictions["output_response"] for size in (1, 4)]

@@ -1,4 +1,4 @@
-"""Peak memory across the phases of a ramp from 8 to 512 rows an update, under a budget that a few rows fill.
+"""Measure peak memory across the phases of a ramp from 8 to 512 rows an update, under a budget of a few rows.
 
     python -m benchmarks.ramp_memory
 
@@ -50,7 +50,7 @@ _FOUND = "found.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhasePeak:
-    """The steps of one size, after the first of them."""
+    """Hold the steps of one size, after the first of them."""
 
     effective_batch_size: int
     num_steps: int
@@ -60,7 +60,7 @@ class PhasePeak:
 
 
 class StepPeaks:
-    """An observer that reads what was resident at most in each step, and forgets it."""
+    """Observe what was resident at most in each step, and forget it."""
 
     def __init__(self) -> None:
         self._meter = ResidentPeak()
@@ -98,12 +98,12 @@ def by_phase(steps: Sequence[tuple[int, int, int]], *, beside_bytes: int) -> lis
 
 
 def spread(values: Sequence[int]) -> float:
-    """By how much the largest exceeds the smallest."""
+    """Return by how much the largest exceeds the smallest."""
     return max(values) / min(values) - 1
 
 
 def settings(base: Path, *, stage_samples: int, budget: str = "auto") -> dict[str, Any]:
-    """One ramp, then two steps of the final batch."""
+    """Return the configuration of one ramp, then two steps of the final batch."""
     trainer = {
         "effective_batch_size": LARGEST,
         "batch_rampup": {"length": f"{6 * stage_samples}sp", "from": SMALLEST},
@@ -118,7 +118,7 @@ def settings(base: Path, *, stage_samples: int, budget: str = "auto") -> dict[st
 
 
 def measured(folder: Path, *, stage_samples: int) -> dict[str, Any]:
-    """In a process whose freed memory goes back to the system."""
+    """Measure in a process whose freed memory goes back to the system."""
     import brim
 
     rows, base = folder / "rows.jsonl", folder / "base"
@@ -142,7 +142,7 @@ def measured(folder: Path, *, stage_samples: int) -> dict[str, Any]:
 
 
 def _warm_up(config: dict[str, Any], rows: Path, output: Path) -> None:
-    """A run of two steps, so that what comes into a process with its first one is there: code, threads, buffers."""
+    """Run two steps, so that what comes into a process with its first run is there: code, threads, buffers."""
     import brim
 
     trainer = {**config["trainer"], "effective_batch_size": SMALLEST, "batch_rampup": None, "train_steps": 2}
@@ -152,7 +152,7 @@ def _warm_up(config: dict[str, Any], rows: Path, output: Path) -> None:
 
 
 def in_its_own_process(folder: Path, *, stage_samples: int) -> dict[str, Any]:
-    """`measured`, where every tensor goes back to the system as soon as it is freed."""
+    """Run `measured` where every tensor goes back to the system as soon as it is freed."""
     command = [sys.executable, "-m", "benchmarks.ramp_memory", "--in", str(folder), "--stage", str(stage_samples)]
     environment = {**os.environ, **RETURNED_AT_ONCE, "BRIM_CACHE_DIR": str(folder / "cache")}
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)

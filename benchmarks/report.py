@@ -1,4 +1,4 @@
-"""The record of a benchmark: its figures with the machine, the versions and the command that gave them."""
+"""Write the record of a benchmark: its figures with the machine, the versions and the command that gave them."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def command(name: str, arguments: Sequence[str]) -> str:
-    """How to run it again; of an absolute path only the last part is kept."""
+    """Return the command that runs it again; of an absolute path only the last part is kept."""
     shown = (Path(a).name if Path(a).is_absolute() else a for a in arguments)
     return " ".join(["python -m", f"benchmarks.{name}", *shown])
 
 
 def machine() -> dict[str, Any]:
-    """Cores, the CPU's model, memory, and how busy the machine was when asked."""
+    """Return cores, the CPU's model, memory, and how busy the machine was when asked."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cores": cores,
@@ -80,7 +80,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Python's version, and that of each package that matters and is installed."""
+    """Return Python's version, and that of each package that matters and is installed."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

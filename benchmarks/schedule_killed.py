@@ -1,4 +1,4 @@
-"""The run that benchmarks/schedule_kills.py kills, in a child: it kills itself in the place that it is told."""
+"""Run what benchmarks/schedule_kills.py kills, in a child that kills itself in the place that it is told."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """When a process kills itself: at the so-many-th of a kind of place that it comes to."""
+    """Say when a process kills itself: at the so-many-th place of a kind that it comes to."""
 
     place: str  # "accumulation": before a micro-batch; "time"; else what a line of the log has just been written of
     number: int = 0  # from 1
@@ -22,7 +22,7 @@ class Moment:
 
     @staticmethod
     def places_of(record: Mapping[str, Any]) -> Iterator[str]:
-        """What a line of the log is written at; the step that ends an epoch is both."""
+        """Yield what a line of the log is written at; the step that ends an epoch is both."""
         event, split = record.get("event"), record.get("split")
         if event is not None:
             yield {"schedule": "switch"}.get(event, event)
@@ -38,7 +38,7 @@ NUM_TRAINING_ROWS = 28  # of faults.subject
 
 
 class _Killer:
-    """An observer, told last: what it kills at has been written."""
+    """Observe a run, as the last of its observers: what it kills at has been written."""
 
     def __init__(self, moment: Moment) -> None:
         self._moment, self._number = moment, 0

@@ -1,4 +1,4 @@
-"""Runs whose effective batch moves, killed again and again and resumed, against runs that nobody disturbed.
+"""Kill and resume runs whose effective batch moves, again and again, and compare them with undisturbed ones.
 
     python -m benchmarks.schedule_kills
 
@@ -64,7 +64,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(kw_only=True)
 class Campaign:
-    """What came of one kind of schedule."""
+    """Hold what came of one kind of schedule."""
 
     kind: str
     sizes: list[int]  # of the undisturbed run's steps
@@ -80,7 +80,7 @@ class Campaign:
 
 
 class Killer:
-    """Runs one kind of schedule in a folder of its own."""
+    """Run one kind of schedule in a folder of its own."""
 
     def __init__(self, brim: Brim, folder: Path, kind: str) -> None:
         self._brim, self._folder = brim, folder
@@ -151,7 +151,7 @@ class Killer:
 
 
 def make_project(folder: Path, brim: Brim, trainer: Mapping[str, Any]) -> None:
-    """base/, rows.jsonl, growth.py and config.yaml in a folder."""
+    """Write base/, rows.jsonl, growth.py and config.yaml into a folder."""
     brim.call("faults.subject.make_base_at", folder / "base", folder=folder)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
     (folder / "growth.py").write_text(_FUNCTION, encoding="utf-8")
@@ -166,7 +166,7 @@ def make_project(folder: Path, brim: Brim, trainer: Mapping[str, Any]) -> None:
 def campaigns(
     kinds: Sequence[str], *, num_kills: int, seed: int, say: Callable[[str], None] = print
 ) -> Iterator[Campaign]:
-    """Each kind's, one after the other."""
+    """Run the campaign of each kind, one after the other."""
     with tempfile.TemporaryDirectory(prefix="schedule-kills-") as scratch, Brim({"PYTHONPATH": str(ROOT)}) as brim:
         for number, kind in enumerate(kinds):
             folder = Path(scratch) / str(number)

@@ -1,4 +1,4 @@
-"""What a batch that moves costs: planning a schedule over 1e12 tokens, and steps of a schedule that does not move.
+"""Measure what a moving batch costs: planning a schedule over 1e12 tokens, and steps whose schedule does not move.
 
     python -m benchmarks.schedules
 
@@ -58,7 +58,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """Seconds from the keys to all phases with their steps."""
+    """Hold seconds from the keys to all phases with their steps."""
 
     schedule: str
     counted_in: str  # epochs or train_steps
@@ -71,7 +71,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """Steps of one way of running over those of a run without a schedule."""
+    """Hold steps of one way of running over those of a run without a schedule."""
 
     schedule: str
     num_steps: int
@@ -86,7 +86,7 @@ class Stepped:
 
 
 def planned(*, num_rows: int, repeats: int) -> list[Planned]:
-    """Each kind over 1e12 tokens, whose end is given in epochs, then in steps."""
+    """Plan each kind over 1e12 tokens, whose end is given in epochs, then in steps."""
     rows = rows_of_lengths(long_tailed_lengths(num_rows))
     epochs = -(-NUM_TOKENS // int(rows.lengths.sum()))
     found = []
@@ -129,7 +129,7 @@ class Turns:
             self._condition.wait_for(lambda: self._order[self._position] == member)
 
     def pass_on(self, *, leaves: bool = False) -> None:
-        """The one whose turn it is has taken its step."""
+        """Pass the turn on: the one that had it has taken its step."""
         with self._condition:
             if leaves:
                 del self._order[self._position]
@@ -142,7 +142,7 @@ class Turns:
 
 
 class Timed:
-    """An observer that takes the time of each step, and waits for its turn before the next."""
+    """Observe the time of each step, and wait for the turn before the next."""
 
     def __init__(self, name: str, turns: Turns) -> None:
         self._name, self._turns = name, turns
@@ -174,7 +174,7 @@ class Timed:
 
 
 def stepped(*, num_steps: int, folder: Path) -> list[Stepped]:
-    """The three loops, each with a model of its own of the same weights."""
+    """Run the three loops, each with a model of its own of the same weights."""
     num_rows = EFFECTIVE_BATCH_SIZE * num_steps
     rows_file = make_rows(folder / "rows.jsonl", num_rows=num_rows, max_characters=700)
     base = make_base(folder / "base", SMALL, rows_file)
@@ -195,7 +195,7 @@ def stepped(*, num_steps: int, folder: Path) -> list[Stepped]:
 
 
 def _prepared(base: Path, rows_file: Path, keys: Mapping[str, Any], timed: Timed, folder: Path) -> Callable[[], None]:
-    """A run whose model is loaded and whose rows are read."""
+    """Prepare a run: its model is loaded and its rows are read."""
     trainer = {"batch_size": MICRO_BATCH_ROWS, "learning_rate": 1e-3, **keys}
     session = open_session(load_config(configuration(base, adapter=lora(), trainer=trainer)).config)
     prepared = prepare(read(rows_file), session.config, session.encoder, context_length=session.folder.context_length)

@@ -1,4 +1,4 @@
-"""The ways to find a batch size: brim's, accelerate's decorator and Lightning's tuner, on the same step."""
+"""Search for a batch size by brim, accelerate's decorator and Lightning's tuner, on the same step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = 2  # of a size; the second has the optimizer's state. Lightning runs thr
 
 @dataclass(slots=True)
 class Watched:
-    """The subject's step, and what came of each time that it was run."""
+    """Hold the subject's step, and what came of each time that it was run."""
 
     subject: Subject
     sizes: list[int] = field(default_factory=list)  # one for each size that was tried, in order
@@ -48,7 +48,7 @@ class Watched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oracle:
-    """What brim knows beforehand."""
+    """Hold what brim knows beforehand."""
 
     bytes_of: Callable[[int], float]
     limit_bytes: int
@@ -59,7 +59,7 @@ Contender = Callable[[Watched, Oracle, Path], int]
 
 
 def contenders() -> Mapping[str, Contender]:
-    """By name; Lightning's where it is installed."""
+    """Return the contenders by name; Lightning's where it is installed."""
     found: dict[str, Contender] = {f"brim {how}": _brim(how) for how in ("predict", "linear", "binary")}
     found |= {f"brim {how}": _brim(how) for how in ("doubling", "halving")}
     found["accelerate"] = _accelerate
@@ -121,7 +121,7 @@ def _lightning(mode: str) -> Contender:
 
 
 def _lightning_module(watched: Watched) -> Any:
-    """Lightning's class exists only where it is installed."""
+    """Return Lightning's module for the step; its class exists only where it is installed."""
     import lightning
 
     class Module(lightning.LightningModule):  # type: ignore[misc, name-defined, unused-ignore]

@@ -1,4 +1,4 @@
-"""How much address space a batch size will take: brim's memory model of the step, in the C library's blocks.
+"""Predict the address space that a batch size takes: brim's memory model of the step, in the C library's blocks.
 
 Under RLIMIT_AS what counts is what is mapped: what the process had before, and the tensors that are alive at the peak.
 With glibc's thresholds pinned (docs/decisions/0010-resident-memory-on-a-cpu.md) a tensor of 64 KiB or more is a mapping
@@ -31,7 +31,7 @@ _ALIGNMENT_BYTES, _LEAST_BLOCK_BYTES = 64, 32  # PyTorch asks for 64; what memal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foretold:
-    """What a step takes beside the weights, which are there already."""
+    """Hold what a step takes beside the weights, which are there already."""
 
     peak: Surface
     update_bytes: int  # at the peak of the optimizer's step
@@ -40,11 +40,11 @@ class Foretold:
     num_traces: int
 
     def __call__(self, rows: int) -> float:
-        """Bytes that are mapped at the peak beyond those of the process that has the model."""
+        """Return bytes that are mapped at the peak beyond those of the process that has the model."""
         return max(float(self.peak(rows, self.tokens)), self.update_bytes) - self.weights_bytes
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the prediction for JSON."""
         return asdict(self)
 
     @classmethod
@@ -77,7 +77,7 @@ def foretell(subject: Subject, *, room_bytes: int, most_rows: int) -> Foretold:
 
 
 def block_bytes(num_bytes: int) -> int:
-    """What glibc takes for a tensor: malloc.c, _int_memalign and sysmalloc_mmap of version 2.36, the machine's own."""
+    """Return what glibc takes for a tensor: malloc.c, _int_memalign and sysmalloc_mmap of version 2.36."""
     if num_bytes == 0:
         return 0
     block = _block(num_bytes)
@@ -88,7 +88,7 @@ def block_bytes(num_bytes: int) -> int:
 
 
 def aimed_at(foretold: Foretold, before_bytes: int, constant_bytes: int) -> Callable[[int], float]:
-    """The predicted peak of the whole address space. constant_bytes: what is not tensors, from the calibration."""
+    """Return the predicted peak of the whole address space. constant_bytes: beside the tensors, by the calibration."""
     return lambda rows: before_bytes + constant_bytes + foretold(rows)
 
 
@@ -97,10 +97,10 @@ def _block(num_bytes: int) -> int:
 
 
 class _MappedTraces(Traces):
-    """Traces whose tensors take the C library's blocks."""
+    """Hold traces whose tensors take the C library's blocks."""
 
     def live_bytes(self, stream: EventStream) -> NDArray[np.int64]:
-        """Mapped after each event."""
+        """Return the bytes that are mapped after each event."""
         distinct, where = np.unique(np.array(stream.sizes, dtype=np.int64), return_inverse=True)
         sizes = np.array([block_bytes(int(size)) for size in distinct], dtype=np.int64)[where]
         storages = np.array(stream.storages, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What the search for a batch size is tried on: random small language models, a step of training, a real limit.
+"""Make what the search for a batch size is tried on: random small models, a step of training, a real limit.
 
 The step is the one that brim's loop does: loss over all logits, backward, clipping, AdamW, gradients dropped. All
 contenders run the same one.
@@ -30,7 +30,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A model, the length of its rows, and how much memory there is beside the process that has the model."""
+    """Hold a model, the length of its rows, and how much memory there is beside the process that has the model."""
 
     number: int
     model_type: str
@@ -42,7 +42,7 @@ class Case:
     room_bytes: int
 
     def architecture(self) -> dict[str, Any]:
-        """The model's config.json."""
+        """Return the model's config.json."""
         common = {"vocab_size": self.vocabulary, "bos_token_id": None, "eos_token_id": 0}
         if self.model_type == "gpt2":
             return {
@@ -87,7 +87,7 @@ def random_case(number: int, seed: str) -> Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A model that is ready to be trained."""
+    """Hold a model that is ready to be trained."""
 
     config: Config
     folder: ModelFolder
@@ -127,7 +127,7 @@ def subject(case: Case, base: Path) -> Subject:
 
 
 def settled(base: Path) -> tuple[Config, ModelFolder]:
-    """The resolved configuration that trains the folder's model from random weights."""
+    """Return the resolved configuration that trains the folder's model from random weights."""
     settings: Mapping[str, Any] = {
         "base_model": str(base),
         "initialize": "random",

@@ -40,7 +40,7 @@ _MOST_S = 100  # for a search; Lightning's never ends where as many rows as ther
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a worker is to do."""
+    """Hold what a worker is to do."""
 
     seed: str
     numbers: Sequence[int]
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def forked(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What it returns in a child process; {"error": …} where it raises."""
+    """Return what it returns in a child process; {"error": …} where it raises."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -115,7 +115,7 @@ def _foretold(built: Subject, case: Case) -> dict[str, Any]:
 
 
 def _beyond(built: Subject, foretold: Foretold, room_bytes: int, before_bytes: int) -> dict[str, Any]:
-    """How much more a step takes than was foretold, without a limit."""
+    """Return how much more a step takes than was foretold, without a limit."""
     rows = _most_rows(foretold, room_bytes)
     for _ in range(STEPS):
         built.step(rows)
@@ -123,7 +123,7 @@ def _beyond(built: Subject, foretold: Foretold, room_bytes: int, before_bytes: i
 
 
 def _found(way: Contender, built: Subject, oracle: Oracle) -> dict[str, Any]:
-    """What one contender answers, and what it took."""
+    """Return what one contender answers, and what it took."""
     _limit(oracle.limit_bytes)
     watched = Watched(built)
     signal.signal(signal.SIGALRM, _time_is_up)
@@ -149,7 +149,7 @@ def _time_is_up(number: int, frame: Any) -> None:
 
 
 def _largest(built: Subject, foretold: Foretold, room_bytes: int, limit_bytes: int) -> int:
-    """The largest size that a fresh process runs under the limit, found by trying; the next two do not run."""
+    """Return the largest size that a fresh process runs under the limit, found by trying; the next two do not run."""
 
     @cache
     def fits(rows: int) -> bool:

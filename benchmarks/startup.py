@@ -1,4 +1,4 @@
-"""How long brim takes until it says something, and whether it has imported torch by then.
+"""Measure how long brim takes until it says something, and whether it has imported torch by then.
 
     python -m benchmarks.startup
 
@@ -46,7 +46,7 @@ sys.exit(code)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Startup:
-    """One command, run several times."""
+    """Hold one command, run several times."""
 
     command: str
     median_s: float  # wall
@@ -90,7 +90,7 @@ def measure(commands: Mapping[str, tuple[Sequence[str], float | None]], *, repea
 
 
 def make_commands(folder: Path, *, num_rows: int) -> dict[str, tuple[Sequence[str], float | None]]:
-    """Writes a configuration, a model folder and rows; the commands that a user would run on them."""
+    """Write a configuration, a model folder and rows; return the commands that a user would run on them."""
     rows = make_rows(folder / "rows.jsonl", num_rows=num_rows, max_characters=2000)
     base = make_base(folder / "base", SHAPE, rows)
     settings = configuration(base, adapter=lora(), trainer={"batch_size": 1})
@@ -103,7 +103,7 @@ def make_commands(folder: Path, *, num_rows: int) -> dict[str, tuple[Sequence[st
 
 
 def _run(line: Sequence[str], folder: Path) -> tuple[float, float]:
-    """Wall seconds and CPU seconds."""
+    """Return wall seconds and CPU seconds."""
     cpu_before, started = _children_cpu_s(), time.perf_counter()
     subprocess.run(line, cwd=folder, env=_environment(), check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started, _children_cpu_s() - cpu_before

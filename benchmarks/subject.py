@@ -1,4 +1,4 @@
-"""The model and the rows that the benchmarks work on: a small Llama of random weights, docstrings and their code."""
+"""Make the model and the rows of the benchmarks: a small Llama of random weights, docstrings and their code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EXAMPLES = Path(__file__).parents[1] / "examples"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Of a Llama with tied embeddings."""
+    """Hold the sizes of a Llama with tied embeddings."""
 
     hidden_size: int
     intermediate_size: int
@@ -35,7 +35,7 @@ class Shape:
 
 
 def make_rows(path: Path, *, num_rows: int, max_characters: int) -> Path:
-    """A JSON Lines file of rows drawn from the standard library's training modules, all of them in the train split.
+    """Write a JSON Lines file of rows from the standard library's training modules, all of them in the train split.
 
     max_characters: of instruction, input and output together; longer functions are left out.
     """
@@ -50,7 +50,7 @@ def make_rows(path: Path, *, num_rows: int, max_characters: int) -> Path:
 
 
 def make_base(folder: Path, shape: Shape, rows_file: Path) -> Path:
-    """A model folder: random weights, and a tokenizer that has learned from the rows."""
+    """Write a model folder: random weights, and a tokenizer that has learned from the rows."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -72,7 +72,7 @@ def make_base(folder: Path, shape: Shape, rows_file: Path) -> Path:
 
 
 def configuration(base: Path, *, adapter: dict[str, Any] | None, trainer: dict[str, Any]) -> dict[str, Any]:
-    """What brim is asked for: one epoch over all rows, fp32, no evaluation."""
+    """Return what brim is asked for: one epoch over all rows, fp32, no evaluation."""
     return {
         "model_type": "llm",
         "base_model": str(base),
@@ -94,12 +94,12 @@ def configuration(base: Path, *, adapter: dict[str, Any] | None, trainer: dict[s
 
 
 def lora(**changes: Any) -> dict[str, Any]:
-    """An adapter on every linear layer, without dropout, so that a loss does not depend on drawn masks."""
+    """Return an adapter on every linear layer, without dropout, so that a loss does not depend on drawn masks."""
     return {"type": "lora", "r": 8, "dropout": 0.0, "target_modules": "all-linear", **changes}
 
 
 def rows_in_order(settings: dict[str, Any], rows_file: Path) -> list[TokenRow]:
-    """The rows of the first epoch as brim's loop takes them, tokenized."""
+    """Return the rows of the first epoch as brim's loop takes them, tokenized."""
     from brim.config import load_config
     from brim.session import open_session
 

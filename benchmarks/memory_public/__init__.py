@@ -1,1 +1,1 @@
-"""Predicted memory against public measurements of other people's runs, made with older libraries than brim's."""
+"""Compare predictions with public measurements of other people's runs, made with older libraries than brim's."""

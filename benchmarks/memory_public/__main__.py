@@ -1,4 +1,4 @@
-"""Predicted memory against public measurements: the table, and benchmarks/results/memory_public.json.
+"""Compare predictions with public measurements: the table, and benchmarks/results/memory_public.json.
 
 python -m benchmarks.memory_public [--data DIR] [ID ...]
 """

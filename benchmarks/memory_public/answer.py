@@ -1,4 +1,4 @@
-"""The Answer.AI runs: QLoRA and LoRA with FSDP1 on two GPUs, as train.py of AnswerDotAI/fsdp_qlora (05ed9f2) does them.
+"""Trace the Answer.AI runs: QLoRA and LoRA with FSDP1 on two GPUs, as AnswerDotAI/fsdp_qlora's train.py (05ed9f2).
 
 Pure bf16, adapters too; SDPA; reentrant activation checkpointing within FSDP's units; AdamW (foreach), no clipping;
 rows of one length. Its libraries: torch 2.2, transformers 4.38, bitsandbytes 0.43. The loop keeps the model's output,
@@ -54,7 +54,7 @@ ARCHITECTURES: dict[str, PretrainedConfig] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRow:
-    """One run of `gpu_memory_other.csv`."""
+    """Hold one run of `gpu_memory_other.csv`."""
 
     id: str
     model: str
@@ -77,7 +77,7 @@ _COLUMNS = (
 
 
 def read_answer_rows(data: Path = DATA) -> list[AnswerRow]:
-    """The runs of two GPUs and dummy data of fixed length: those whose id begins with ANSWER.
+    """Return the runs of two GPUs and dummy data of fixed length: those whose id begins with ANSWER.
 
     Raises InputError where they cannot be read.
     """
@@ -107,7 +107,7 @@ def _row(data: Path, cells: Cells) -> AnswerRow | None:
 
 
 def _device(text: str) -> Device:
-    """Raises ValueError."""
+    """Return the card that a cell names. Raises ValueError."""
     count, _, name = text.partition("x")
     if count != "2":
         raise ValueError(text)
@@ -127,7 +127,7 @@ def sharding_of_answer(row: AnswerRow) -> Sharding:
 
 
 def answer_workload(row: AnswerRow) -> Workload:
-    """One optimizer step of the run."""
+    """Return one optimizer step of the run."""
     kept: list[Any] = []
     return Workload(
         architecture=row.architecture,
@@ -168,7 +168,7 @@ def _batch(rows: int, tokens: int) -> dict[str, Tensor]:
 
 
 def _micro_batch(kept: list[Any], model: nn.Module, batch: dict[str, Tensor]) -> None:
-    """The output outlives the backward pass."""
+    """Run one micro-batch, whose output outlives the backward pass."""
     output = model(**batch)
     kept[:] = [output.logits]
     output.loss.backward()

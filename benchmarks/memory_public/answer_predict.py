@@ -1,4 +1,4 @@
-"""What is predicted for an Answer.AI run."""
+"""Predict what an Answer.AI run takes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _FP32_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPrediction:
-    """Peaks of one GPU."""
+    """Hold peaks of one GPU."""
 
     allocated_bytes: int
     reserved_bytes: int
 
 
 def predict_answer(row: AnswerRow) -> AnswerPrediction:
-    """Within the card's memory: what is cached is given back before it runs out."""
+    """Predict within the card's memory: what is cached is given back before it runs out."""
     workload, sharding = answer_workload(row), sharding_of_answer(row)
     recording = record(workload, rows=row.batch_size, tokens=row.sequence_length)
     stream = compose_training([recording] * _STEPS, record_optimizer(workload, recording), micro_batches=1)

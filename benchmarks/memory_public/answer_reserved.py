@@ -1,4 +1,4 @@
-"""What adds to the reserved memory of the Answer.AI runs: wrapping, and blocks that wait for a CUDA stream."""
+"""Add to the reserved memory of the Answer.AI runs: wrapping, and blocks that wait for a CUDA stream."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def with_wrapping(rank: ShardedStream, weights: Sequence[Weight], *, world_size:
 
 
 def _wrap(stream: EventStream, flat: FlatParameter, world_size: int) -> int:
-    """`_init_param_handle_from_module` of torch/distributed/fsdp/_init_utils.py; the shard.
+    """Do as `_init_param_handle_from_module` of torch/distributed/fsdp/_init_utils.py; return the shard.
 
     The buckets were sent on NCCL's CUDA stream: their blocks are not free again at once.
     """

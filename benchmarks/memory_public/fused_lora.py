@@ -1,4 +1,4 @@
-"""The fused LoRA of fms-acceleration for 4-bit layers, in its own operations: what it keeps and what it frees when.
+"""Rebuild fms-acceleration's fused LoRA for 4-bit layers in its own operations: what it keeps and frees, and when.
 
 After fused_ops/unsloth_lora/bnb/fast_lora.py (LoRA_QKV, LoRA_W) and utils.py (matmul_lora, fast_dequantize) of the
 plugin fused-ops-and-kernels at 24bdadb.
@@ -61,7 +61,7 @@ def _adapters(projections: list[Any]) -> list[Tensor]:
 
 
 class _Projections(torch.autograd.Function):
-    """LoRA_QKV for three layers, LoRA_W for one."""
+    """Compute LoRA_QKV for three layers, LoRA_W for one."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, projections: list[Any], dequantize: Dequantize, *adapters: Tensor) -> Any:
@@ -84,7 +84,7 @@ class _Projections(torch.autograd.Function):
 def _multiply(
     inputs: Tensor, projection: Any, dequantize: Dequantize, down: Tensor, up: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """matmul_lora: the output, and the input after dropout."""
+    """Do as matmul_lora: return the output, and the input after dropout."""
     weight = dequantize(projection.base_layer)
     flat = inputs.view(-1, inputs.shape[-1])
     output = torch.matmul(flat, weight.t())
@@ -126,7 +126,7 @@ def _backward(ctx: Any, gradients: tuple[Tensor, ...]) -> tuple[Any, ...]:
 
 
 def dequantize_4bit(layer: Any) -> Tensor:
-    """fast_dequantize: the weight, and scales in fp32 that are freed at once."""
+    """Do as fast_dequantize: return the weight; scales in fp32 are freed at once."""
     weight = torch.empty((layer.out_features, layer.in_features), dtype=layer.compute_dtype)
     scales = torch.empty(layer.absmax.numel(), dtype=torch.float32)
     scales += layer.offset

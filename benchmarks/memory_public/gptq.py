@@ -1,4 +1,4 @@
-"""AutoGPTQ's 4-bit layers (Triton, second version) as the allocator sees them.
+"""Rebuild AutoGPTQ's 4-bit layers (Triton, second version) as the allocator sees them.
 
 After qlinear_tritonv2.py and triton_utils/dequant.py of the plugin accelerated-peft of fms-acceleration at 24bdadb.
 """
@@ -14,7 +14,7 @@ _PACKED = 8  # 4-bit numbers in an int32
 
 
 class GptqLinear(nn.Linear):
-    """A layer that PEFT wraps as a linear one."""
+    """Stand for a quantised layer, which PEFT wraps as a linear one."""
 
     def __init__(self, in_features: int, out_features: int, *, group_size: int | None) -> None:
         nn.Module.__init__(self)
@@ -28,7 +28,7 @@ class GptqLinear(nn.Linear):
         self.register_buffer("g_idx", torch.empty(in_features, dtype=torch.int32))
 
     def forward(self, input: Tensor) -> Tensor:
-        """QuantLinearFunction: the weight in fp16 for the time of a product, forward and backward."""
+        """Do as QuantLinearFunction: the weight is in fp16 for the time of a product, forward and backward."""
         output: Tensor = _Product.apply(input, self)  # type: ignore[no-untyped-call]
         return output
 
@@ -45,7 +45,7 @@ class _Product(torch.autograd.Function):
 
 
 def dequantize_gptq(layer: Any) -> Tensor:
-    """dequant248: the weight in fp16."""
+    """Do as dequant248: return the weight in fp16."""
     return torch.empty((layer.out_features, layer.in_features), dtype=torch.float16)
 
 

@@ -1,4 +1,4 @@
-"""Predictions held against measurements, and the goals that they are to reach."""
+"""Hold predictions against measurements, and against the goals that they are to reach."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ RESERVED_GOAL = (0.04, 0.10)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A row, and what was predicted of it."""
+    """Hold a row, and what was predicted of it."""
 
     row: Row
     predicted: MemoryPrediction
 
     @property
     def peak_error(self) -> float | None:
-        """Relative; None where the run failed."""
+        """Return the relative error of the peak; None where the run failed."""
         return _error(self.predicted.allocated_bytes, self.row.peak_allocated_bytes)
 
     @property
     def end_error(self) -> float | None:
-        """Relative, of what is allocated when training is over."""
+        """Return the relative error of what is allocated when training is over."""
         return _error(self.predicted.end_allocated_bytes, self.row.end_allocated_bytes)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the row and its errors for JSON."""
         row, predicted = self.row, self.predicted
         return {
             "id": row.id,
@@ -69,7 +69,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One line of the summary."""
+    """Hold one line of the summary."""
 
     what: str
     rows: int
@@ -132,18 +132,18 @@ def _fits(judged: Sequence[Judged]) -> Iterator[Verdict]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedAnswer:
-    """An Answer.AI run: most measured what is reserved, one what is allocated."""
+    """Hold an Answer.AI run: most measured what is reserved, one what is allocated."""
 
     row: AnswerRow
     predicted_bytes: int
 
     @property
     def error(self) -> float:
-        """Relative."""
+        """Return the relative error."""
         return self.predicted_bytes / self.row.measured_bytes - 1
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the row and its errors for JSON."""
         row = self.row
         return {
             "id": row.id,
@@ -159,7 +159,7 @@ class JudgedAnswer:
 
 
 def answer_verdicts(judged: Sequence[JudgedAnswer]) -> Iterator[Verdict]:
-    """Peak reserved; what measured something else is shown and not judged."""
+    """Yield peak reserved; what measured something else is shown and not judged."""
     errors = [abs(each.error) for each in judged if each.row.metric == "reserved"]
     if not errors:
         return

@@ -1,4 +1,4 @@
-"""The losses of the measured runs: those of transformers 4.45 and 4.48, and with Triton kernels in their place."""
+"""Rebuild the losses of the measured runs: those of transformers 4.45 and 4.48, also with Triton kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 def causal_lm_loss(logits: Tensor, labels: Tensor, vocab_size: int, **_: Any) -> Tensor:
-    """ForCausalLMLoss of transformers 4.48 (loss/loss_utils.py): fp32, and a copy without the last token.
+    """Compute ForCausalLMLoss of transformers 4.48 (loss/loss_utils.py): fp32, and a copy without the last token.
 
     4.45 does the same within the model's forward. logits: [B, T, V], labels: [B, T].
     """
@@ -20,20 +20,20 @@ def causal_lm_loss(logits: Tensor, labels: Tensor, vocab_size: int, **_: Any) ->
 
 
 def triton_causal_lm_loss(logits: Tensor, labels: Tensor, vocab_size: int, **_: Any) -> Tensor:
-    """FastForCausalLMLoss of fms-acceleration (kernels/unsloth/cross_entropy_loss.py)."""
+    """Compute FastForCausalLMLoss of fms-acceleration (kernels/unsloth/cross_entropy_loss.py)."""
     logits = logits.float()
     shift_logits, shift_labels = _shifted(logits, labels, vocab_size)
     return _mean(shift_logits, shift_labels)
 
 
 def narrow_loss(logits: Tensor, labels: Tensor, vocab_size: int, **_: Any) -> Tensor:
-    """GPT-BigCode's in 4.48 (modeling_gpt_bigcode.py): as causal_lm_loss, in the logits' own dtype."""
+    """Compute GPT-BigCode's in 4.48 (modeling_gpt_bigcode.py): as causal_lm_loss, in the logits' own dtype."""
     shift_logits, shift_labels = _shifted(logits, labels, vocab_size)
     return F.cross_entropy(shift_logits, shift_labels)
 
 
 def triton_narrow_loss(logits: Tensor, labels: Tensor, vocab_size: int, **_: Any) -> Tensor:
-    """GPT-BigCode's with CrossEntropyLoss replaced by FastCrossEntropyLoss."""
+    """Compute GPT-BigCode's with CrossEntropyLoss replaced by FastCrossEntropyLoss."""
     shift_logits, shift_labels = _shifted(logits, labels, vocab_size)
     return _mean(shift_logits, shift_labels)
 
@@ -59,14 +59,14 @@ def _mean(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _shifted(logits: Tensor, labels: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """All but the last token's logits, all but the first label, without gaps."""
+    """Return all but the last token's logits, all but the first label, without gaps."""
     shift_logits = logits[..., :-1, :].contiguous()
     shift_labels = labels[..., 1:].contiguous()
     return shift_logits.view(-1, vocab_size), shift_labels.view(-1)
 
 
 class LigerLinearCrossEntropy(torch.autograd.Function):
-    """LigerFusedLinearCrossEntropyFunction as fms-acceleration carries it (fused_ops/liger_ce).
+    """Compute LigerFusedLinearCrossEntropyFunction as fms-acceleration carries it (fused_ops/liger_ce).
 
     The head and the loss together, in chunks of tokens, and the gradients in the forward pass. inputs: [N, D],
     weight: [V, D], labels: [N].
@@ -96,14 +96,14 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
 
 
 def chunks(tokens: int, hidden: int, vocabulary: int) -> list[tuple[int, int]]:
-    """From and to, of each: so many tokens that their logits take about as much as the inputs, a power of two."""
+    """Return where each chunk begins and ends: its logits take about as much as the inputs; a power of two."""
     share = -(-tokens // -(-vocabulary // hidden))
     size = 1 << (share - 1).bit_length()
     return [(start, min(start + size, tokens)) for start in range(0, tokens, size)]
 
 
 def liger_loss(model: nn.Module, hidden_states: Tensor, labels: Tensor) -> Tensor:
-    """lce_forward's part after the decoder: hidden_states [B, T, D], labels [B, T]."""
+    """Do lce_forward's part after the decoder: hidden_states [B, T, D], labels [B, T]."""
     head: Tensor = model.lm_head.weight  # type: ignore[union-attr,assignment]
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else hidden_states.dtype
     shifted = hidden_states[..., :-1, :].contiguous().view(-1, hidden_states.shape[-1])

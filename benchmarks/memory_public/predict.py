@@ -1,4 +1,4 @@
-"""A row's prediction: its workload recorded, put together to steps, cut over the GPUs, run through the allocator."""
+"""Predict a row: its workload is recorded, put together to steps, cut over the GPUs, run through the allocator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GRAD_SCALER_SCALARS = (4, 4)  # of fp16: the scale, and for how many steps it ha
 
 
 def predict_row(row: Row) -> MemoryPrediction:
-    """Of one GPU. Raises NotTracedError for GPTQ with FSDP."""
+    """Predict what one GPU takes. Raises NotTracedError for GPTQ with FSDP."""
     stream, recording = composed(row)
     setting = Setting(
         phase="train",
@@ -39,7 +39,7 @@ def predict_row(row: Row) -> MemoryPrediction:
 
 
 def composed(row: Row) -> tuple[EventStream, Recording]:
-    """The load and some steps, not yet cut over the GPUs."""
+    """Return the load and some steps, not yet cut over the GPUs."""
     run = MeasuredRun(row)
     workload = run.workload()
     recording = record(workload, rows=row.batch_size, tokens=row.sequence_length)
@@ -56,7 +56,7 @@ def composed(row: Row) -> tuple[EventStream, Recording]:
 
 
 def _keep(stream: EventStream, sizes: tuple[int, ...]) -> None:
-    """Storages that live from the first step to the end."""
+    """Add storages that live from the first step to the end."""
     position = next(position for position, label in stream.marks if label.startswith("step"))
     new = range(len(stream.sizes), len(stream.sizes) + len(sizes))
     stream.sizes.extend(sizes)

@@ -1,4 +1,4 @@
-"""How the runs on several GPUs were cut: FSDP1 through accelerate 1.0.1, each decoder layer a unit.
+"""Cut the runs on several GPUs as they were: FSDP1 through accelerate 1.0.1, each decoder layer a unit.
 
 With the fused kernels of QLoRA, fms-acceleration leaves the adapters to themselves: FSDP ignores them, hooks average
 their gradients (lora_adapters_switch_ddp_from_fsdp), and each rank has all of them. They come to the GPU after the
@@ -32,7 +32,7 @@ def sharding_of(row: Row) -> Sharding:
 
 
 def cut_weights(row: Row, weights: Sequence[Weight], stream: EventStream) -> list[Weight]:
-    """The parameters that FSDP cuts. Adapters that it ignores take nothing in the stream, as the tracker saw it."""
+    """Return the parameters that FSDP cuts. Adapters that it ignores take nothing in the stream, as the tracker saw."""
     if row.gpus == 1 or row.quantization != "nf4" or row.loss == "stock":
         return list(weights)
     for weight in weights:

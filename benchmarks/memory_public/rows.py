@@ -1,4 +1,4 @@
-"""The public measurements as rows, and which goal each row is judged by."""
+"""Read the public measurements as rows, and say which goal each row is judged by."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Loss: TypeAlias = Literal["stock", "triton", "liger"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run of `gpu_memory_a100.csv`."""
+    """Hold one run of `gpu_memory_a100.csv`."""
 
     id: str
     model: str
@@ -67,14 +67,14 @@ class Row:
 
     @property
     def loss(self) -> Loss:
-        """The kernels of loss, norm and rotary embedding, which were switched together but for the loss."""
+        """Return the kernels of loss, norm and rotary embedding, which were switched together but for the loss."""
         if "liger" in self.kernels:
             return "liger"
         return "triton" if "triton kernels" in self.kernels or "triton fast" in self.kernels else "stock"
 
     @property
     def prepared_for_kbit(self) -> bool:
-        """By PEFT's prepare_model_for_kbit_training, which raises what is not quantised to fp32."""
+        """Tell whether PEFT's prepare_model_for_kbit_training was called, which raises what is not quantised."""
         return "prepare_model_for_kbit" in self.kernels
 
     @property
@@ -100,7 +100,7 @@ _GROUP_SIZES: dict[str, int | None] = {"TheBloke/Mistral-7B-v0.1-GPTQ": 128, "Th
 
 
 def read_rows(data: Path = DATA) -> list[Row]:
-    """All runs, in the file's order. Raises InputError where they cannot be read."""
+    """Return all runs, in the file's order. Raises InputError where they cannot be read."""
     return read_table(data, _NAME, _COLUMNS, partial(_row, data))
 
 
@@ -135,7 +135,7 @@ def _row(data: Path, cells: Cells) -> Row:
 
 
 def _group_size(cells: Cells, architecture: PretrainedConfig) -> int | None:
-    """Weights that share a scale, as config.json says, and None where all of an output do."""
+    """Return weights that share a scale, as config.json says, and None where all of an output do."""
     if cells.text("model") in _GROUP_SIZES:
         return _GROUP_SIZES[cells.text("model")]
     size = (getattr(architecture, "quantization_config", None) or {}).get("group_size")
@@ -160,7 +160,7 @@ def _device(cells: Cells) -> Device:
 
 
 def _transformers(cells: Cells) -> tuple[int, int]:
-    """4.45 or 4.48: the libraries' versions go together. Where the row does not say, those of the file it is from."""
+    """Return 4.45 or 4.48: the libraries' versions go together. Where the row names none, its file's count."""
     version = re.search(r"transformers (\d+)\.(\d+)", cells.text("versions"))
     if version:
         return int(version[1]), int(version[2])
@@ -168,32 +168,32 @@ def _transformers(cells: Cells) -> tuple[int, int]:
 
 
 def _recorded(cells: Cells, column: str) -> int | None:
-    """Memory that was not recorded stands as 0 or a few MiB."""
+    """Return a cell of memory; what was not recorded stands as 0 or a few MiB."""
     number = cells.read(column, int, "a whole number, or nothing") if cells.text(column) else 0
     return number if number > 1000 else None
 
 
 class Cells:
-    """A row of a table. What is missing or no number is told with its line and column."""
+    """Hold a row of a table. What is missing or not a number is told with its line and column."""
 
     def __init__(self, where: str, cells: Mapping[str, str | None]) -> None:
         self.where = where
         self._cells = cells
 
     def text(self, column: str) -> str:
-        """The cell, which may be empty; so is that of an optional column that the table lacks."""
+        """Return the cell, which may be empty; so is that of an optional column that the table lacks."""
         return (self._cells.get(column) or "").strip()
 
     def one_of(self, column: str, *known: str) -> Any:
-        """The cell, which is one of these."""
+        """Return the cell, which is one of these."""
         return self.read(column, lambda text: known[known.index(text)], f"one of {', '.join(known)}")
 
     def number(self, column: str, kind: Callable[[str], Number]) -> Number:
-        """A number above zero."""
+        """Return a number above zero."""
         return self.read(column, partial(_positive, kind), f"a{' whole' if kind is int else ''} number above zero")
 
     def read(self, column: str, read: Callable[[str], Read], expected: str) -> Read:
-        """What `read` makes of the cell. Raises InputError where that is a ValueError."""
+        """Return what `read` makes of the cell. Raises InputError where that is a ValueError."""
         text = self.text(column)
         try:
             return read(text)
@@ -229,7 +229,7 @@ def read_table(data: Path, name: str, columns: Sequence[str], read: Callable[[Ce
 def architecture_of(
     data: Path, cells: Cells, *, known: Mapping[str, PretrainedConfig] | None = None
 ) -> PretrainedConfig:
-    """The config.json of the row's model, as it is; of one that has none there, what is known of it."""
+    """Return the config.json of the row's model, as it is; of one that has none there, what is known of it."""
     model = cells.text("model")
     path = model_folder(data, model) / "config.json"
     if not path.is_file() and known is not None and model in known:
@@ -245,7 +245,7 @@ def architecture_of(
 
 
 def model_folder(data: Path, model: str) -> Path:
-    """Where the model's config.json lies; that of its origin where it has none of its own."""
+    """Return where the model's config.json lies; its origin's folder where it has none of its own."""
     own, origin = (data / "models" / name.replace("/", "--") for name in (model, _ORIGINS.get(model, model)))
     return own if own.is_dir() else origin
 

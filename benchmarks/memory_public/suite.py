@@ -1,4 +1,4 @@
-"""Two runs of PEFT's MetaMathQA suite, which do what brim itself runs: SDPA, padded rows, no checkpointing.
+"""Judge two runs of PEFT's MetaMathQA suite, which do what brim runs: SDPA, padded rows, no checkpointing.
 
 The lengths of their batches are not known: rows of up to 768 tokens, by length; reserved memory is the 99th percentile
 over the steps. Both runs saw the same batches. So the length is taken from one of them, and the other is predicted.
@@ -23,7 +23,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteResult:
-    """What the second run was predicted to reserve, at the length that explains the first."""
+    """Hold what the second run was predicted to reserve, at the length that explains the first."""
 
     tokens: int
     predicted_bytes: int
@@ -35,7 +35,7 @@ class SuiteResult:
 
 
 def read_suite_rows(data: Path = DATA) -> dict[str, SuiteRow] | None:
-    """The two runs; None where the table lacks one. Raises InputError where they cannot be read."""
+    """Return the two runs; None where the table lacks one. Raises InputError where they cannot be read."""
     rows = {row.id: row for row in read_table(data, NAME, _COLUMNS, partial(_row, data))}
     return rows if len(rows) == len((KNOWN, ASKED)) else None
 
@@ -58,7 +58,7 @@ def predict_suite(rows: Mapping[str, SuiteRow]) -> SuiteResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteRow:
-    """What differs between the two."""
+    """Hold what differs between the two."""
 
     id: str
     base_model: str

@@ -1,4 +1,4 @@
-"""Triton's RMSNorm and rotary embedding of fms-acceleration, as the allocator sees them.
+"""Rebuild Triton's RMSNorm and rotary embedding of fms-acceleration as the allocator sees them.
 
 After kernels/unsloth/rms_layernorm.py and rope_embedding.py of the plugin fused-ops-and-kernels at 24bdadb.
 """
@@ -28,13 +28,13 @@ class RMSNorm(torch.autograd.Function):
 
 
 def rms_norm(module: Any, hidden_states: Tensor) -> Tensor:
-    """In the place of a norm's forward."""
+    """Take the place of a norm's forward."""
     output: Tensor = RMSNorm.apply(hidden_states, module.weight)  # type: ignore[no-untyped-call]
     return output
 
 
 class _Rotary(torch.autograd.Function):
-    """Fast_RoPE_Embedding: written over its input, forward and backward."""
+    """Do as Fast_RoPE_Embedding: write over the input, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -52,6 +52,6 @@ class _Rotary(torch.autograd.Function):
 
 
 def apply_rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-    """In the place of apply_rotary_pos_emb: [B, H, T, D]."""
+    """Take the place of apply_rotary_pos_emb: [B, H, T, D]."""
     turned = [_Rotary.apply(each.transpose(1, 2), cos, sin).transpose(1, 2) for each in (query, key)]  # type: ignore[no-untyped-call]
     return turned[0], turned[1]

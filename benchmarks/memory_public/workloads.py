@@ -1,4 +1,4 @@
-"""A measured run as a workload to trace: the same model, with what the older libraries and kernels did otherwise.
+"""Trace a measured run: the same model, with what the older libraries and kernels did otherwise.
 
 The runs: scripts/benchmarks of foundation-model-stack/fms-acceleration (24bdadb, 733992a), which start fms-hf-tuning's
 sft_trainer: TRL's SFTTrainer over packed rows, one micro-batch a step, reentrant activation checkpointing, clipping at
@@ -44,11 +44,11 @@ BITSANDBYTES = (0, 43)
 
 
 class NotTracedError(Exception):
-    """A run without a counterpart here."""
+    """Say that a run has no counterpart here."""
 
 
 class MeasuredRun:
-    """A row's model and its steps. Raises NotTracedError for GPTQ with FSDP."""
+    """Hold a row's model and its steps. Raises NotTracedError for GPTQ with FSDP."""
 
     def __init__(self, row: Row) -> None:
         if row.quantization == "gptq" and row.gpus > 1:
@@ -57,7 +57,7 @@ class MeasuredRun:
         self._loaded: list[LoadedTensor] = []
 
     def workload(self) -> Workload:
-        """One optimizer step."""
+        """Return one optimizer step."""
         row = self._row
         return Workload(
             architecture=_architecture(row),
@@ -102,7 +102,7 @@ class MeasuredRun:
 
 
 def _equipped(model: Any, row: Row) -> nn.Module:
-    """With adapter, checkpointing, loss and kernels of the run."""
+    """Return the model with adapter, checkpointing, loss and kernels of the run."""
     built: nn.Module = model
     if row.method != "full":
         model.requires_grad_(False)
@@ -133,7 +133,7 @@ def _lora(row: Row) -> LoraConfig:
 
 
 def _raise_norms(model: nn.Module) -> None:
-    """What is left of two casts: PEFT's prepare_model_for_kbit_training raises all that is not quantised to fp32, and
+    """Do what is left of two casts: PEFT's prepare_model_for_kbit_training raises what is not quantised to fp32, and
     TRL's peft_module_casting_to_bf16 lowers embeddings and head again."""
     for name, module in model.named_modules():
         if "norm" in name:
@@ -174,7 +174,7 @@ def _micro_batch(model: nn.Module, batch: dict[str, Tensor], row: Row) -> None:
 
 
 def _loss(model: nn.Module, batch: dict[str, Tensor], row: Row) -> Tensor:
-    """Under autocast, accelerate raises the outputs to fp32 on leaving the model (convert_outputs_to_fp32)."""
+    """Raise the outputs to fp32 on leaving the model, as accelerate does under autocast (convert_outputs_to_fp32)."""
     if row.precision == "no AMP":
         loss: Tensor = model(**batch).loss
         return loss
@@ -205,7 +205,7 @@ def _cached_keys(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RepeatingFlash(FlashAttnPackage):
-    """Mistral's attention of transformers 4.45 repeats keys and values for each query head."""
+    """Repeat keys and values for each query head, as Mistral's attention of transformers 4.45 does."""
 
     def flash_attn_func(self, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         k, v = (_repeat(each, q.shape[2] // each.shape[2]) for each in (k, v))
