@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from safetensors.numpy import load_file
+from tests.integration.conftest import log
 
 import brim
 
@@ -42,17 +43,13 @@ def digests(folder):
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
 
 
-def log(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+def all_losses(records):
+    return [record["loss"] for record in records if "loss" in record]
 
 
 def exact(records):
     """What no machine may change: steps, rows, tokens, sizes, learning rates, and which tokens are right."""
     return [{key: value for key, value in record.items() if key not in MEASURED} for record in records]
-
-
-def losses(records):
-    return [record["loss"] for record in records if "loss" in record]
 
 
 def test_a_finished_run_loads_evaluates_and_predicts_as_it_did(made, rows):
@@ -76,7 +73,7 @@ def test_a_stopped_run_ends_as_the_one_that_was_not(made, rows):
     expected = [record for record in log(made / "run") if record["step"] > STOPPED_AFTER]
     assert [r["step"] for r in new if r.get("split") == "train"] == list(range(STOPPED_AFTER + 1, NUM_STEPS + 1))
     assert exact(new) == exact(expected)
-    assert losses(new) == pytest.approx(losses(expected), **CLOSE)
+    assert all_losses(new) == pytest.approx(all_losses(expected), **CLOSE)
     weights, ends = (load_file(made / name / "model" / "adapter_model.safetensors") for name in ("stopped", "run"))
     assert weights.keys() == ends.keys()
     for name, tensor in weights.items():
@@ -105,30 +102,19 @@ def test_a_prediction_that_was_finished_stays_as_it_is(made):
     assert digests(made) == before
 
 
-@pytest.fixture
-def planned(made, rows, monkeypatch):
-    """planned(cache): what is said, and the log, of two steps that are planned with such a cache."""
+@pytest.mark.parametrize("kind", ["plans", "traces"])
+def test_an_old_cache_changes_nothing_and_an_old_entry_is_used_or_set_aside_with_a_note(made, rows, kind, monkeypatch):
+    """An entry's name says which code made it: this version asks for others, or may use them."""
 
     def train(cache):
         monkeypatch.setenv("BRIM_CACHE_DIR", str(cache))
         said, run = [], made / f"with {cache.name}"
         model = brim.Model("config.yaml", overrides=["trainer.train_steps=2"])
         model.train(rows, output_directory=run, say=said.append)
-        return "\n".join(said), log(run)
+        return "\n".join(said), (exact(log(run)), all_losses(log(run)))
 
-    return train
-
-
-def test_an_old_cache_changes_nothing(made, planned):
-    """An entry's name says which code made it: this version asks for others, or may use them."""
-    _, without = planned(made / "none")
-    _, records = planned(made / "cache")
-    assert (exact(records), losses(records)) == (exact(without), losses(without))
-
-
-@pytest.mark.parametrize("kind", ["plans", "traces"])
-def test_an_old_entry_that_is_asked_for_is_used_or_set_aside_with_a_note(made, planned, kind):
-    _, without = planned(made / "none")
+    _, without = train(made / "none")
+    assert train(made / "cache")[1] == without
     now = shutil.copytree(made / "none", made / "now")
     if kind == "traces":
         shutil.rmtree(now / "plans")  # so that what was traced is asked for
@@ -136,7 +122,7 @@ def test_an_old_entry_that_is_asked_for_is_used_or_set_aside_with_a_note(made, p
     assert entries
     for entry in entries:
         shutil.copyfile(next((made / "cache" / kind).iterdir()), entry)
-    said, records = planned(now)
-    assert (exact(records), losses(records)) == (exact(without), losses(without))
+    said, records = train(now)
+    assert records == without
     if kind == "plans":  # of what was traced nothing is said where it serves
         assert "found earlier" in said or "is damaged, and is not used" in said

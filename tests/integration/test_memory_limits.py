@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,149 +18,63 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.conftest import make_llama, make_tokenizer
-from tests.gallery import OUT, Scarce, stopped_after, usual
-from tests.integration.test_training_run import MODEL, log, losses
+from tests.gallery import OUT, Scarce, usual
+from tests.integration.conftest import MODEL, events, losses, steps, validation
 from tests.train.scarce import apart
 
 import brim
 from brim.infer import evaluate as evaluating
-from brim.train import checkpoint as checkpoints, gradient, job as exporting
+from brim.train import job as exporting
 
 pytestmark = pytest.mark.run
 linux = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS binds on Linux alone")
 
 
-def config(base, *, trainer=None, **changes):
-    return usual(base, trainer={"eval_batch_size": 4, **(trainer or {})}, **changes)
-
-
-def named(folder, event):
-    return [record for record in log(folder) if record.get("event") == event]
-
-
-@pytest.fixture
-def clean(gallery):
-    """The run of which nothing ran out."""
-    return gallery("lora").run
-
-
-def test_a_run_that_runs_out_learns_the_same_and_tells_it(tiny_base, sums_file, tmp_path, monkeypatch, clean):
-    run, said = tmp_path / "run", []
-    monkeypatch.setattr(gradient, "next_token_loss", Scarce(gradient.next_token_loss, 1))
-    brim.Model(config(tiny_base)).train(sums_file, output_directory=run, say=said.append)
+def test_a_run_that_runs_out_learns_the_same_and_tells_it(gallery):
+    """Two rows at once are the most, and four are asked for."""
+    clean, run = gallery("lora").run, gallery("replayed").run
     np.testing.assert_allclose(losses(run), losses(clean), rtol=1e-5)
-    assert [event["step"] for event in named(run, "oom")] == [1, 1]
-    assert [len(event["rows"]) for event in named(run, "oom")] == [4, 2]
-    assert [(event["before"], event["after"]) for event in named(run, "cap")] == [(4, 2), (2, 1)]
-    assert [event["num_micro_batches"] for event in named(run, "replay")] == [4, 8]
-    assert [r["num_micro_batches"] for r in log(run) if r.get("split") == "train"] == [8, 8, 8, 4] * 2
-    assert said[-1] == (
-        "memory ran out 2 times in training, and the steps were repeated in smaller micro-batches: each was made once, "
-        "on all of its rows. Look for `oom` in metrics.jsonl"
-    )
+    (out,), (cap,), (replay,) = (events(run, kind) for kind in ("oom", "cap", "replay"))
+    assert (out["step"], len(out["rows"]), cap["before"], cap["after"], replay["num_micro_batches"]) == (1, 4, 4, 2, 4)
+    assert [step["num_micro_batches"] for step in steps(run)] == [4, 4, 4, 2] * 2
+    last = (run / "notes.txt").read_text().splitlines()[-1]
+    assert re.match("memory ran out (once|1 times?) in training.* metrics.jsonl$", last)
     before, after = (load_file(folder / MODEL) for folder in (clean, run))
     assert apart(after, before) < 1e-4
 
 
-def test_an_evaluation_shrinks_once_and_never_the_training_batch(tiny_base, sums_file, tmp_path, monkeypatch, clean):
-    run, scarce = tmp_path / "run", Scarce(evaluating.next_token_scores, 2)
+def test_an_evaluation_shrinks_once_and_never_the_training_batch(train, tmp_path, monkeypatch, gallery):
+    run, clean, scarce = tmp_path / "run", gallery("lora").run, Scarce(evaluating.next_token_scores, 2)
     monkeypatch.setattr(evaluating, "next_token_scores", scarce)
-    result = brim.Model(config(tiny_base)).train(sums_file, output_directory=run)
-    (event,) = named(run, "oom")
-    assert (event["step"], event["where"], event["rows_at_once"]) == (4, "evaluation", 2)
-    assert len(event["rows"]) == 4
+    result = train("run", trainer={"eval_batch_size": 4})
+    (event,) = events(run, "oom")
+    assert (event["step"], event["where"], event["rows_at_once"], len(event["rows"])) == (4, "evaluation", 2, 4)
     assert max(scarce.tried[1:]) == 2
     assert losses(run) == losses(clean)
-    scores = [[r["loss"] for r in log(folder) if r.get("split") == "validation"] for folder in (clean, run)]
-    np.testing.assert_allclose(scores[1], scores[0], rtol=1e-5)
+    assert validation(run) == pytest.approx(validation(clean), rel=1e-5)
     assert result.metrics["validation"]["num_rows"] == 4
 
 
-def test_a_row_that_cannot_be_evaluated_is_named_and_nothing_is_lost(
-    tiny_base, sums_file, tmp_path, monkeypatch, clean
-):
-    run = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(evaluating, "next_token_scores", Scarce(evaluating.next_token_scores, 0))
-        with pytest.raises(brim.BrimError, match="evaluation of a single row runs out of memory") as caught:
-            brim.Model(config(tiny_base)).train(sums_file, output_directory=run)
-    problem = caught.value.problems[0]
-    assert problem.where in {f"row {key} (numbered from 0)" for key in (7, 17, 27, 37)}
-    assert problem.fix.endswith("The checkpoint of step 4 holds all that was learned")
-    brim.Model(config(tiny_base)).train(sums_file, output_directory=run, resume=True)
-    timed = ("seconds", "peak_bytes")
-    records = [
-        [{k: v for k, v in r.items() if k not in timed} for r in log(folder) if "event" not in r]
-        for folder in (run, clean)
-    ]
-    assert records[0] == records[1]
-    assert (run / MODEL).read_bytes() == (clean / MODEL).read_bytes()
+def test_the_model_is_written_at_the_second_try_or_from_the_checkpoints(train, tmp_path, monkeypatch, gallery):
+    whole, failures = exporting.write_manifest, [MemoryError] * 2
 
+    def scarce(folder):
+        if failures:
+            raise failures.pop()
+        whole(folder)
 
-def test_the_limit_goes_with_the_run_unless_the_batch_size_is_another(
-    tiny_base, sums_file, tmp_path, monkeypatch, clean
-):
-    with monkeypatch.context() as patch, stopped_after(2) as observer, pytest.raises(KeyboardInterrupt):
-        patch.setattr(gradient, "next_token_loss", Scarce(gradient.next_token_loss, 1))
-        brim.Model(config(tiny_base)).train(sums_file, output_directory=tmp_path / "4", observer=observer)
-    shutil.copytree(tmp_path / "4", tmp_path / "2")
-    for batch_size, rest in ((4, [8, 4, 8, 8, 8, 4]), (2, [4, 2, 4, 4, 4, 2])):
-        run = tmp_path / str(batch_size)
-        other = config(tiny_base, trainer={"batch_size": batch_size})
-        brim.Model(other).train(sums_file, output_directory=run, resume=True)
-        assert [r["num_micro_batches"] for r in log(run) if r.get("split") == "train"] == [8, 8, *rest]
-        np.testing.assert_allclose(losses(run), losses(clean), rtol=1e-5)
-
-
-def failing_once_or_twice(monkeypatch, module, name, num_failures):
-    whole, calls = getattr(module, name), []
-
-    def call(*given, **named_ones):
-        calls.append(name)
-        if len(calls) <= num_failures:
-            raise MemoryError
-        return whole(*given, **named_ones)
-
-    monkeypatch.setattr(module, name, call)
-
-
-def test_the_model_is_written_at_the_second_try_or_from_the_checkpoints(
-    tiny_base, sums_file, tmp_path, monkeypatch, clean
-):
-    run = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        failing_once_or_twice(patch, exporting, "write_manifest", 2)
-        with pytest.raises(brim.BrimError, match="memory ran out twice when the model was written: MemoryError"):
-            brim.Model(config(tiny_base)).train(sums_file, output_directory=run)
-    assert not (run / "model").exists()
-    failing_once_or_twice(monkeypatch, exporting, "write_manifest", 1)
-    brim.Model(config(tiny_base)).train(sums_file, output_directory=run, resume=True)
-    assert (run / MODEL).read_bytes() == (clean / MODEL).read_bytes()
-
-
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_it(tiny_base, sums_file, tmp_path, monkeypatch):
-    run = tmp_path / "run"
-    saves, save = [], checkpoints.save_file
-
-    def scarce(tensors, path):
-        saves.append(path)
-        if len(saves) > 3:
-            raise MemoryError
-        save(tensors, path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "save_file", scarce)
-        with pytest.raises(brim.BrimError, match="memory ran out twice when the checkpoint of step 8 was written"):
-            brim.Model(config(tiny_base)).train(sums_file, output_directory=run)
-    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000004"]
-    said = []
-    brim.Model(config(tiny_base)).train(sums_file, output_directory=run, resume=True, say=said.append)
-    assert any(line.startswith("continuing after step 4 ") for line in said)
+    monkeypatch.setattr(exporting, "write_manifest", scarce)
+    with pytest.raises(brim.BrimError, match="memory ran out twice when the model was written: MemoryError"):
+        train("run")
+    assert not (tmp_path / "run" / "model").exists()
+    failures.append(MemoryError)
+    train("run", resume=True)
+    assert (tmp_path / "run" / MODEL).read_bytes() == (gallery("lora").run / MODEL).read_bytes()
 
 
 def test_predictions_and_evaluations_say_that_they_take_fewer_rows(tiny_base, sums_file):
     greedy = {"max_new_tokens": 3, "do_sample": False}
-    model = brim.Model(config(tiny_base, adapter=None, generation=greedy))
+    model = brim.Model(usual(tiny_base, adapter=None, generation=greedy, trainer={"eval_batch_size": 4}))
     expected = model.predict(sums_file, split="test").predictions
     said = []
 
@@ -252,22 +166,21 @@ def test_under_a_real_limit_training_and_evaluation_go_on_and_learn_the_same(tmp
         for number in range(64)
     ]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = config(base, trainer={"effective_batch_size": 32, "batch_size": 32, "eval_batch_size": 32})
+    settings = usual(base, trainer={"effective_batch_size": 32, "batch_size": 32, "eval_batch_size": 32})
     # Freed tensors go back to the system at once, so that the limit is on those that are alive.
     told_by(REAL, json.dumps(settings), data, tmp_path, MALLOC_MMAP_THRESHOLD_="65536")
     free, limited = tmp_path / "None", tmp_path / "12"
-    assert named(free, "oom") == []
-    failed = named(limited, "oom")
+    assert events(free, "oom") == []
+    failed = events(limited, "oom")
     assert {event["where"] for event in failed} >= {"evaluation"}
     assert {event["where"] for event in failed} & {"forward", "backward"}
     assert all("can't allocate memory" in event["message"] for event in failed if "message" in event)
     np.testing.assert_allclose(losses(limited), losses(free), rtol=1e-5)
-    scores = [[r["loss"] for r in log(run) if r.get("split") == "validation"] for run in (free, limited)]
-    np.testing.assert_allclose(scores[1], scores[0], rtol=1e-5)
-    assert [r["num_samples"] for r in log(limited) if r.get("split") == "train"] == [32, 64]
+    assert validation(limited) == pytest.approx(validation(free), rel=1e-5)
+    assert [step["num_samples"] for step in steps(limited)] == [32, 64]
 
 
-# A loop of one's own
+# A loop of one's own, in a process that may take `limit_mib` MiB more than it has once it is warm
 
 LOOPS = {
     "free": {},
@@ -332,42 +245,28 @@ tell_each_in_a_child(train)
 """
 
 
-@pytest.fixture(scope="module")
-def loops():
-    """What each case says, trained in a process that may take `limit_mib` MiB more than it has once it is warm."""
-    return told_by(LOOP, json.dumps(LOOPS))
-
-
 @linux
 @pytest.mark.process
-def test_a_batch_that_does_not_fit_is_learned_all_the_same(loops):
+def test_a_batch_that_does_not_fit_is_learned_all_the_same():
+    loops = told_by(LOOP, json.dumps(LOOPS))
     free = loops["free"]
     assert (free["events"], len(free["losses"])) == ([], 3), "without a limit it goes through whole"
     for name in ("24 MiB", "12 MiB"):
         limited = loops[name]
-        assert not limited["whole_fits"]
-        assert limited["refused"] is None
+        assert (limited["whole_fits"], limited["refused"]) == (False, None)
         assert limited["losses"] == pytest.approx(free["losses"], rel=1e-5)
         assert limited["weight"] == pytest.approx(free["weight"], rel=1e-6)
         kinds = [event["event"] for event in limited["events"]]
         assert kinds == ["oom", "cap", "replay"] * (len(kinds) // 3)
         assert 1 <= kinds.count("oom") <= 8  # 256, 128, … 2
-
-
-@linux
-@pytest.mark.process
-def test_given_the_cuts_that_were_found_a_free_run_draws_the_same_dropout(loops):
+    # In the cuts that were found a free run draws the same dropout.
     limited = loops["dropout, 24 MiB"]
     *_, cap, replay = limited["events"]
     assert replay["num_micro_batches"] == 256 // cap["after"]
     free = limited["free"]
     assert free["events"] == []
     assert (limited["losses"], limited["weight"]) == (free["losses"], free["weight"])
-
-
-@linux
-@pytest.mark.process
-def test_a_row_that_never_fits_is_named_and_what_was_learned_before_it_stays(loops):
+    # A row that never fits is named, and what was learned before it stays.
     limited = loops["a row of 32 MiB"]
     assert limited["refused"].startswith("row 5 of the batch ran out of memory twice in the forward pass")
     assert "you tried to allocate 33554432 bytes" in limited["refused"]
@@ -444,14 +343,10 @@ tell_each_in_a_child(generate)
 """
 
 
-@pytest.fixture(scope="module")
-def generations():
-    return told_by(GENERATION, json.dumps(GENERATIONS))
-
-
 @linux
 @pytest.mark.process
-def test_what_does_not_fit_is_generated_all_the_same_and_once(generations):
+def test_what_does_not_fit_is_generated_all_the_same_and_once():
+    generations = told_by(GENERATION, json.dumps(GENERATIONS))
     free = generations["free"]
     assert (free["told"], free["refused"], free["most"]) == ([], None, 1), "without a limit"
     assert {len(text) == 8 for text in free["texts"]} == {True, False}
@@ -461,7 +356,6 @@ def test_what_does_not_fit_is_generated_all_the_same_and_once(generations):
         assert all(after < before for before, after in limited["told"])
         assert (limited["refused"], limited["most"]) == (None, 1)
         assert limited["texts"] == free["texts"]
-    for engine in ENGINES[:2]:
         refused = generations[f"{engine} too long"]["refused"]
         assert "generation of a single row runs out of memory (2,500 tokens)" in refused
         assert "row 17 (numbered from 0)" in refused

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from ruamel.yaml import YAML
-from safetensors.torch import load_file
 from tests.gallery import stopped_after, usual
-from tests.integration.test_training_run import FULL, MODEL, log, losses
+from tests.integration.conftest import FULL, MODEL, events, losses, steps, validation
 from tests.memory.tiny_architectures import write_folder
+from tests.messages import refused
 from transformers import LlamaForCausalLM
 
 import brim
@@ -19,18 +19,6 @@ from brim.models.loss import chunked as chunked_loss, next_token_loss
 
 pytestmark = pytest.mark.run
 LORA = {"adapter": {"type": "lora", "dropout": 0.0}}
-
-
-@pytest.fixture
-def train(tiny_base, sums_file, tmp_path):
-    """train("name", trainer={…}, …): the run in that folder, by the usual configuration with changes."""
-
-    def run(name, *, resume=False, observer=None, say=None, **changes):
-        model = brim.Model(usual(tiny_base, **changes))
-        model.train(sums_file, output_directory=tmp_path / name, resume=resume, observer=observer, say=say)
-        return tmp_path / name
-
-    return run
 
 
 # trainer.chunked_loss
@@ -54,22 +42,15 @@ def saved(run):
     ("method", "precision", "tolerance"),
     [(LORA, "fp32", 1e-5), (FULL, "fp32", 1e-4), (LORA, "bf16-true", 1e-2), (FULL, "fp16-mixed", 1e-2)],
 )
-def test_losses_are_those_of_whole_logits(train, small_chunks, method, precision, tolerance):
+def test_losses_are_those_of_whole_logits(train, small_chunks, tmp_path, method, precision, tolerance):
     runs = {}
     for chunked in (True, False):
-        run = runs[chunked] = train(str(chunked), precision=precision, trainer={"chunked_loss": chunked}, **method)
-        assert saved(run) == (chunked, [])
+        train(str(chunked), precision=precision, trainer={"chunked_loss": chunked}, **method)
+        runs[chunked] = tmp_path / str(chunked)
+        assert saved(runs[chunked]) == (chunked, [])
     np.testing.assert_allclose(losses(runs[True]), losses(runs[False]), rtol=tolerance)
-    evaluated = [[r["loss"] for r in log(run) if r.get("split") == "validation"] for run in runs.values()]
-    np.testing.assert_allclose(*evaluated, rtol=tolerance)
-    assert not [record for record in log(runs[True]) if record.get("event") == "overflow"]
-
-
-def test_the_choice_is_said_and_saved_with_a_number_and_a_reason(gallery):
-    run = gallery("lora").run
-    reason = "logits of 111,848 tokens at a time take 128.0 MiB"
-    assert f"trainer.chunked_loss: True ({reason})" in (run / "notes.txt").read_text().splitlines()
-    assert saved(run) == (True, [{"key": "trainer.chunked_loss", "value": True, "reason": reason}])
+    np.testing.assert_allclose(*(list(validation(run).values()) for run in runs.values()), rtol=tolerance)
+    assert events(runs[True], "overflow") == []
 
 
 def test_an_architecture_that_does_not_allow_it_is_run_whole(train, tmp_path, monkeypatch):
@@ -82,32 +63,34 @@ def test_an_architecture_that_does_not_allow_it_is_run_whole(train, tmp_path, mo
         return output
 
     monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
-    reason = (
-        "LlamaForCausalLM cannot be run as body and output layer: "
-        "what the output layer gives is changed in a way that is not known"
-    )
     said = []
-    run = train("run", say=said.append, trainer={"train_steps": 1})
-    assert f"trainer.chunked_loss: False ({reason})" in said
-    assert saved(run)[0] is False
-    with pytest.raises(brim.ConfigError) as caught:
+    train("run", say=said.append, trainer={"train_steps": 1})
+    assert [line for line in said if line.startswith("trainer.chunked_loss: False (LlamaForCausalLM ")]
+    assert saved(tmp_path / "run")[0] is False
+    refusal = "trainer.chunked_loss: … is true … LlamaForCausalLM … fix: set trainer.chunked_loss: auto"
+    with refused(refusal, by=brim.ConfigError):
         train("other", trainer={"chunked_loss": True})
-    (problem,) = caught.value.problems
-    assert problem.what == f"trainer.chunked_loss is true, which this model does not allow: {reason}"
-    assert (problem.where, problem.fix) == ("trainer.chunked_loss", "set trainer.chunked_loss: auto")
     assert not (tmp_path / "other").exists()
 
 
 def test_a_continued_run_keeps_its_way_unless_another_is_asked_for(train, small_chunks):
-    whole = losses(train("whole", trainer={"chunked_loss": False}))
+    whole = losses(train("whole", trainer={"chunked_loss": False}).output_directory)
     for asked in ("auto", True):
         with stopped_after(3) as observer, pytest.raises(KeyboardInterrupt):
             train(str(asked), observer=observer, trainer={"chunked_loss": False})
         said = []
-        parts = losses(train(str(asked), resume=True, say=said.append, trainer={"chunked_loss": asked}))
+        result = train(str(asked), resume=True, say=said.append, trainer={"chunked_loss": asked})
+        parts = losses(result.output_directory)
         assert ("trainer.chunked_loss is now true; it was false" in said) == (asked is True)
         assert (parts == whole) == (asked == "auto")
         np.testing.assert_allclose(parts, whole, rtol=1e-5)
+
+
+def test_the_choice_is_said_and_saved_with_a_number_and_a_reason(gallery):
+    run = gallery("lora").run
+    reason = "logits of 111,848 tokens at a time take 128.0 MiB"
+    assert f"trainer.chunked_loss: True ({reason})" in (run / "notes.txt").read_text().splitlines()
+    assert saved(run) == (True, [{"key": "trainer.chunked_loss", "value": True, "reason": reason}])
 
 
 def test_evaluation_of_a_base_model_says_what_it_chose(tiny_base, sums_file, small_chunks):
@@ -134,7 +117,7 @@ def test_the_loop_never_holds_whole_logits(train, small_chunks, monkeypatch):
     assert 1 < max(rows) <= 5
 
 
-def test_chunks_know_the_loss_scale_beforehand(train, monkeypatch):
+def test_chunks_know_the_loss_scale_beforehand(train, tmp_path, monkeypatch):
     scales = []
 
     def noted(*args, gradient_scale, **kwargs):
@@ -142,9 +125,10 @@ def test_chunks_know_the_loss_scale_beforehand(train, monkeypatch):
         return chunked_loss.chunked_loss_sum(*args, gradient_scale=gradient_scale, **kwargs)
 
     monkeypatch.setattr("brim.models.loss.next_token.chunked_loss_sum", noted)
-    steps = [r for r in log(train("run", precision="fp16-mixed", trainer={"epochs": 1})) if r.get("split") == "train"]
-    supervised = np.diff([0, *(record["num_supervised_tokens"] for record in steps)])
-    micro_batches = [record["num_micro_batches"] for record in steps]
+    train("run", precision="fp16-mixed", trainer={"epochs": 1})
+    records = steps(tmp_path / "run")
+    supervised = np.diff([0, *(record["num_supervised_tokens"] for record in records)])
+    micro_batches = [record["num_micro_batches"] for record in records]
     assert scales == pytest.approx(np.repeat(65536 / supervised, micro_batches), rel=1e-6)
 
 
@@ -156,22 +140,24 @@ def by_row(**trainer):
     return {"adapter": {"type": "lora", "dropout": 0.05}, "trainer": {**settings, **trainer}}
 
 
-def test_losses_by_row_do_not_depend_on_the_micro_batch_on_checkpointing_or_where_memory_runs_out(train, monkeypatch):
-    whole = train("4", **by_row(enable_gradient_checkpointing=False))
+def test_losses_by_row_do_not_depend_on_the_micro_batch_on_checkpointing_or_where_memory_runs_out(
+    train, tmp_path, monkeypatch
+):
+    def learned(name, *, observer=None, resume=False, **trainer):
+        train(name, observer=observer, resume=resume, **by_row(**trainer))
+        return losses(tmp_path / name)
+
+    whole = learned("4", enable_gradient_checkpointing=False)
     for rows in (1, 8):
-        np.testing.assert_allclose(losses(train(str(rows), **by_row(batch_size=rows))), losses(whole), rtol=1e-5)
-    other = train("not by row", **by_row(dropout_by_row=False))
-    assert np.abs(np.array(losses(other)) - losses(whole)).max() > 1e-4
-    checkpointed = train("on", **by_row(enable_gradient_checkpointing=True))
-    np.testing.assert_allclose(losses(checkpointed), losses(whole), rtol=1e-6)
+        np.testing.assert_allclose(learned(str(rows), batch_size=rows), whole, rtol=1e-5)
+    assert np.abs(np.array(learned("not by row", dropout_by_row=False)) - whole).max() > 1e-4
+    np.testing.assert_allclose(learned("on", enable_gradient_checkpointing=True), whole, rtol=1e-6)
 
     with stopped_after(3) as observer, pytest.raises(KeyboardInterrupt):
-        train("parts", observer=observer, **by_row(enable_gradient_checkpointing=False))
+        learned("parts", observer=observer, enable_gradient_checkpointing=False)
     torch.manual_seed(999)
-    parts = train("parts", resume=True, **by_row(enable_gradient_checkpointing=False))
-    assert losses(parts) == losses(whole)
-    weights = [load_file(run / MODEL) for run in (whole, parts)]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert learned("parts", resume=True, enable_gradient_checkpointing=False) == whole
+    assert (tmp_path / "4" / MODEL).read_bytes() == (tmp_path / "parts" / MODEL).read_bytes()
 
     passes = iter(range(1, 1000))
 
@@ -181,9 +167,8 @@ def test_losses_by_row_do_not_depend_on_the_micro_batch_on_checkpointing_or_wher
         return next_token_loss(*arguments, **settings)
 
     monkeypatch.setattr("brim.train.gradient.next_token_loss", scarce_loss)
-    scarce = train("scarce", **by_row())
-    assert [record.get("event") for record in log(scarce)].count("oom") == 2
-    np.testing.assert_allclose(losses(scarce), losses(whole), rtol=1e-5)
+    np.testing.assert_allclose(learned("scarce"), whole, rtol=1e-5)
+    assert len(events(tmp_path / "scarce", "oom")) == 2
 
 
 def test_the_memory_of_dropout_by_row_is_foretold(tmp_path):

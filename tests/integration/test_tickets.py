@@ -78,13 +78,6 @@ def export(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_export_is_read_as_it_was_written(export):
-    table = read(export / "tickets.csv").table
-    assert table.column_names == COLUMNS
-    cells = [[str(cell) if cell is not None else "" for cell in row.values()] for row in table.to_pylist()]
-    assert cells == tickets()
-
-
 def test_a_ticket_export_trains_without_one_refusal_and_the_run_predicts_and_evaluates(export, brim):
     checked = brim("check", "config.yaml", "--dataset", "tickets.csv", "--show", 1)
     trained = brim("train", "config.yaml", "--dataset", "tickets.csv", "--output-directory", "run")
@@ -124,19 +117,6 @@ def test_a_ticket_export_trains_without_one_refusal_and_the_run_predicts_and_eva
     assert resumed.code == 0, resumed.err
 
 
-def test_without_training_the_labels_come_from_data_that_has_them_or_are_asked_for(export, brim):
-    untrained = ["trainer.type=none", "adapter=null", "generation.max_new_tokens=2", "generation.do_sample=false"]
-    Path("few.csv").write_bytes(as_excel_saves_it(tickets(12)))
-    done = brim("predict", "config.yaml", "--dataset", "few.csv", "--output", "few.parquet", *untrained)
-    assert done.code == 0, done.err
-    assert set(pq.read_table("few.parquet")["Kategorie_predictions"].to_pylist()) <= set(KINDS)
-    Path("none.csv").write_text("Betreff;Beschreibung\nDrucker;druckt nicht\n")
-    refused = brim("predict", "config.yaml", "--dataset", "none.csv", "--output", "none.parquet", *untrained)
-    assert refused.code == 2
-    assert "the labels of `Kategorie` are not known" in refused.err
-    assert "output_features.0.preprocessing.vocab" in refused.err
-
-
 def test_several_files_train_one_run_and_predict_one_output(export, brim):
     rows = tickets(40)
     for name, part in (("2023.csv", rows[:25]), ("2024.csv", rows[25:])):
@@ -159,37 +139,3 @@ def test_several_files_train_one_run_and_predict_one_output(export, brim):
     assert read("both.csv").table["Ticket-Nr"].to_pylist() == [int(row[0]) for row in rows]
     evaluated = brim("evaluate", "run", "--split", "full", "generation.max_new_tokens=2")
     assert evaluated.code == 0, evaluated.err
-
-
-def test_a_fault_in_the_second_file_is_told_with_its_name(export, brim):
-    Path("2024.csv").write_bytes(as_excel_saves_it(tickets(4)) + b"broken\r\n")
-    both = ("--dataset", "tickets.csv", "--dataset", "2024.csv")
-    checked = brim("check", "config.yaml", *both)  # one row of 405 is left out
-    assert (checked.code, "1 field where the header has 5" in " ".join(checked.out.split())) == (0, True)
-    refused = brim("check", "config.yaml", *both, "preprocessing.on_bad_row=error")
-    assert refused.code == 2
-    assert "2024.csv:" in refused.err
-    assert "1 field where the header has 5" in refused.err
-
-
-def test_a_misspelt_label_is_advised_on_and_noted_once(export, brim):
-    rows = tickets()
-    number = next(number for number, row in enumerate(rows) if row[4] == "Passwort")
-    rows[number][4] = "Pasword"  # two letters off
-    (export / "two.csv").write_bytes(as_excel_saves_it(rows))
-    rows[number][4] = "Paswort"
-    (export / "one.csv").write_bytes(as_excel_saves_it(rows))
-    assert "misspelt" not in brim("check", "config.yaml", "--dataset", "two.csv").out
-    checked = " ".join(brim("check", "config.yaml", "--dataset", "one.csv").out.split())
-    assert "the label 'Paswort' has 1 row and 'Passwort', but for a letter the same, 49" in checked
-    place = read("one.csv").locate(number)
-    assert f"if 'Passwort' is meant, write it so in these rows {place}" in checked
-    trained = brim("train", "config.yaml", "--dataset", "one.csv", "--output-directory", "run")
-    assert trained.code == 0, trained.err
-    told = f"probably misspelt: 'Paswort' (1 row: {place}) beside 'Passwort' (49 rows)"
-    assert " ".join(trained.err.split()).count(told) == 1
-    planned = brim("plan", "config.yaml", "--dataset", "one.csv", "--json")
-    assert planned.code == 0, planned.err
-    shown = " ".join((planned.out + planned.err).split())
-    assert "probably misspelt: 'Paswort'" in shown
-    assert "no length is set" not in shown  # as the run, it takes the longest label
