@@ -47,11 +47,11 @@ def verified(folder: Path) -> list[str]:
     Raises OSError when a file or the manifest is missing; ValueError, with the names, when a file was changed, when the
     manifest is not valid, or when it names a path outside the folder.
     """
+    _require_regular(folder / MANIFEST)
     try:
-        _require_regular(folder / MANIFEST)
         digests = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise ValueError(f"{MANIFEST} is not a list of files and digests") from error
+    except RecursionError:
+        digests = None
     if not isinstance(digests, dict):
         raise ValueError(f"{MANIFEST} is not a list of files and digests")
     strange = [name for name in digests if not _is_inside(name)]
