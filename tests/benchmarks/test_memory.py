@@ -91,25 +91,20 @@ def test_cases_are_measured_on_a_cpu_and_what_cannot_run_is_told(tmp_path, monke
     assert (qlora["name"], "bitsandbytes is not installed") in comparison.missing
 
 
-def told_of(cases, tmp_path, *, until):
-    """What the worker tells of cases."""
-    requests, results = tmp_path / "requests.json", tmp_path / "results.jsonl"
-    items = [{"request": as_json(memory_gpu._request(case, tmp_path, {}, "cpu")), "trace": None} for case in cases]
-    requests.write_text(json.dumps({"cases": items, "until": until}))
-    memory_worker.run_cases(requests, results, memory_worker.torch.device("cpu"), rehearses=False)
-    return [json.loads(line) for line in results.read_text().splitlines()]
-
-
 def test_no_case_is_started_when_time_is_up_and_one_that_fails_does_not_end_the_others(tmp_path, monkeypatch):
     def fails(request, device, meter, recorder):
         raise RuntimeError("CUDA error: no kernel image")
 
-    case = small(ALL[0])
-    assert told_of([case], tmp_path, until=0) == [{"number": 0, "skipped": "time is up"}]
-    (tmp_path / "results.jsonl").unlink()
+    requests, results = tmp_path / "requests.json", tmp_path / "results.jsonl"
+    item = {"request": as_json(memory_gpu._request(small(ALL[0]), tmp_path, {}, "cpu")), "trace": None}
     monkeypatch.setattr(memory_worker, "run_on", fails)
-    told = told_of([case, case], tmp_path, until=1e12)
-    assert told == [{"number": n, "error": "RuntimeError: CUDA error: no kernel image"} for n in (0, 1)]
+    error = "RuntimeError: CUDA error: no kernel image"
+    for until, told in ((0, {"skipped": "time is up"}), (1e12, {"error": error})):
+        requests.write_text(json.dumps({"cases": [item, item], "until": until}))
+        results.unlink(missing_ok=True)
+        memory_worker.run_cases(requests, results, memory_worker.torch.device("cpu"), rehearses=False)
+        lines = [json.loads(line) for line in results.read_text().splitlines()]
+        assert lines == [{"number": number, **told} for number in (0, 1)]
 
 
 def test_a_trace_holds_each_place_once_and_live_bytes_are_those_of_its_stream(tmp_path):
@@ -131,24 +126,20 @@ def test_a_trace_holds_each_place_once_and_live_bytes_are_those_of_its_stream(tm
     assert live_bytes(stream).tolist() == [512, 612, 100]
 
 
-def test_the_summary_is_of_absolute_errors():
+def figure(shape, live_bytes, measured_bytes):
+    return Figure(shape=shape, baseline_bytes=1000, live_bytes=(live_bytes,), measured_bytes=(measured_bytes,))
+
+
+def test_the_summaries_are_of_absolute_errors_and_the_probe_gives_the_constant_for_the_others():
     pairs = tuple(
         Pair(case="a", figure="train 1 allocated", measured=100, predicted=predicted) for predicted in (99, 103, 100)
     )
     found = Comparison(pairs=pairs, missing=()).summary()["allocated"]
     assert (found["pairs"], round(found["median_error"], 6), round(found["largest_error"], 6)) == (3, 0.01, 0.03)
-
-
-def figure(shape, live_bytes, measured_bytes):
-    return Figure(shape=shape, baseline_bytes=1000, live_bytes=(live_bytes,), measured_bytes=(measured_bytes,))
-
-
-def test_the_probe_gives_the_constant_for_the_others():
     found = summary([figure("probe", 1000, 2100), figure("a", 3000, 4100), figure("b", 5000, 6150)], kept=[])
-    assert found["constant_bytes"] == 100
+    assert (found["constant_bytes"], found["goal"]) == (100, GOAL)
     assert found["error"]["largest"] == pytest.approx(100 / 2100)
     assert found["error_calibrated"]["largest"] == pytest.approx(50 / 6150)
-    assert found["goal"] == GOAL == 0.10
 
 
 def test_on_a_cpu_what_is_asked_for_is_what_is_predicted(tmp_path, monkeypatch):
@@ -178,12 +169,9 @@ def test_on_a_cpu_what_is_asked_for_is_what_is_predicted(tmp_path, monkeypatch):
     assert found.measured_bytes == (5000, 5000)
 
 
-def test_there_are_ten_of_several_sources():
+def test_the_command_of_a_known_figure_is_its_settings_and_another_figure_is_explained_on_their_screen():
     assert len({known.name for known in KNOWN}) == len(KNOWN) == 10
     assert len({known.source for known in KNOWN}) >= 4
-
-
-def test_the_command_of_a_known_figure_is_its_settings():
     for known in KNOWN:
         mapping = nested({"base_model": "base", "trainer.type": "finetune", **known.keys})
         base = {"base_model": "base", "trainer": {"type": "finetune"}}
@@ -192,6 +180,13 @@ def test_the_command_of_a_known_figure_is_its_settings():
         assert load_config(base, overrides=known.overrides).config == load_config(mapping).config, known.name
         assert find_device(known.device).name == known.device
         assert f"--device {known.device}" in known.command
+        keys = {
+            "quantization_bits": known.keys.get("quantization.bits"),
+            "gradient_checkpointing": known.keys.get("trainer.enable_gradient_checkpointing"),
+        }
+        shown = hand_made_prediction(batch_size=known.rows, sequence_length=known.tokens, **keys)
+        assert explained(known, shown) == bool(known.why), known.name
+        assert not explained(known, hand_made_prediction(batch_size=1, gradient_checkpointing=True))
 
 
 def test_a_tenth_is_agreement_and_a_card_is_one_that_has_room():
@@ -204,30 +199,13 @@ def test_a_tenth_is_agreement_and_a_card_is_one_that_has_room():
     assert not agrees(card, hand_made_prediction(total_bytes=47 * GIB, fits=False))
 
 
-@pytest.mark.parametrize("known", [known for known in KNOWN if known.why], ids=lambda known: known.name)
-def test_another_figure_is_explained_on_the_screen_of_its_settings(known):
-    shape = {"batch_size": known.rows, "sequence_length": known.tokens}
-    settings = {
-        "quantization_bits": known.keys.get("quantization.bits"),
-        "gradient_checkpointing": known.keys["trainer.enable_gradient_checkpointing"],
-    }
-    assert explained(known, hand_made_prediction(**shape, **settings))
-    assert not explained(known, hand_made_prediction(batch_size=1, gradient_checkpointing=True))
-    agreeing = next(known for known in KNOWN if not known.why)
-    assert not explained(agreeing, hand_made_prediction(**shape, **settings))
-
-
-def test_the_first_step_of_a_ramps_phase_is_left_out_and_the_spread_is_over_the_smallest():
+def test_the_first_step_of_a_ramps_phase_is_left_out_and_the_spread_is_over_the_smallest(tmp_path):
+    trainer = load_config(settings(tmp_path, stage_samples=512)).config.trainer
+    assert (trainer.batch_rampup.length, trainer.batch_rampup.initial) == ("3072sp", 8)
+    assert (trainer.effective_batch_size, trainer.train_samples) == (512, 4096)
     steps = [(8, 2, 900), (8, 3, 500), (8, 2, 520), (16, 4, 700), (512, 60, 100), (512, 61, 510)]
     assert by_phase(steps, beside_bytes=400) == [
         RampPeak(effective_batch_size=8, num_steps=2, most_micro_batches=3, peak_bytes=520, tensor_bytes=120),
         RampPeak(effective_batch_size=512, num_steps=1, most_micro_batches=61, peak_bytes=510, tensor_bytes=110),
     ]
     assert spread([100, 104, 103]) == pytest.approx(0.04)
-
-
-def test_the_settings_are_a_ramp_from_8_to_512(tmp_path):
-    trainer = load_config(settings(tmp_path, stage_samples=512)).config.trainer
-    assert (trainer.batch_rampup.length, trainer.batch_rampup.initial) == ("3072sp", 8)
-    assert trainer.effective_batch_size == 512
-    assert trainer.train_samples == 4096
