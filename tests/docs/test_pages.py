@@ -52,15 +52,11 @@ RESULTS = ROOT / "benchmarks" / "results"
 NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9}
 
 
-def count(number: int) -> str:
-    return next(word for word, value in NUMBERS.items() if value == number)
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_links_lead_somewhere(name):
-    folder = ROOT if name == "README" else ROOT / "docs"
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", PAGES[name]):
-        assert (folder / target).exists(), target
+def test_links_lead_somewhere():
+    for name, page in PAGES.items():
+        folder = ROOT if name == "README" else ROOT / "docs"
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page):
+            assert (folder / target).exists(), (name, target)
 
 
 def test_every_command_has_the_flags_that_are_shown():
@@ -81,42 +77,33 @@ def test_every_command_has_the_flags_that_are_shown():
     assert "`make faults`" in PAGES["reliability"]
 
 
-def noise_steps() -> int:
-    """Return the measurements before there is a noise scale."""
-    noise, measured = NoiseScale(), 0
+def test_figures_are_those_of_the_code():
+    noise, noise_steps = NoiseScale(), 0
     while noise.rows is None:
-        noise, measured = noise.after(NoiseMeasurement(squared_gradient=1.0, gradient_variance=4.0)), measured + 1
-    return measured
+        noise = noise.after(NoiseMeasurement(squared_gradient=1.0, gradient_variance=4.0))
+        noise_steps += 1
+    words = {number: word for word, number in NUMBERS.items()}
+    for name, figure in (
+        ("batch-schedules", f"up to {words[NUM_GROUPS]} groups"),
+        ("batch-schedules", f"null until {words[noise_steps]} steps"),
+        ("batch-schedules", f"every {['ninth', 'tenth'][MEASURED_EVERY - 9]} update"),
+        ("batch-schedules", f"0.999 at 64 rows is {0.999 ** (16 / 64):.5f} at 16"),
+        ("categories", f"{MOST_LABELS:,} labels"),
+        ("categories", f"{MAX_STEPS:,} steps"),
+        ("categories", f"{characters_within(r'.*x', MAX_STEPS):,} with one such repeat"),
+        ("categories", f"{characters_within(r'.*x.*', MAX_STEPS):,} with two"),
+        ("data", f"The first {format_bytes(HEAD_BYTES).replace('.0', '')} decide"),
+        ("engines", f"tiny models of {len({name for name, _ in FAMILIES.values()})} families"),
+        ("finding-a-batch-size", f"at most {words[MOST_CORRECTIONS]} times"),
+        ("planning", f"After {FIRST_WAIT_STEPS} clean steps in a row"),
+        ("prompting", as_sample("größe")),
+    ):
+        assert figure in PROSE[name], name
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("batch-schedules", lambda: f"up to {count(NUM_GROUPS)} groups"),
-        ("batch-schedules", lambda: f"null until {count(noise_steps())} steps"),
-        ("batch-schedules", lambda: f"every {['ninth', 'tenth'][MEASURED_EVERY - 9]} update"),
-        ("batch-schedules", lambda: f"0.999 at 64 rows is {0.999 ** (16 / 64):.5f} at 16"),
-        ("categories", lambda: f"{MOST_LABELS:,} labels"),
-        ("categories", lambda: f"{MAX_STEPS:,} steps"),
-        ("categories", lambda: f"{characters_within(r'.*x', MAX_STEPS):,} with one such repeat"),
-        ("categories", lambda: f"{characters_within(r'.*x.*', MAX_STEPS):,} with two"),
-        ("data", lambda: f"The first {format_bytes(HEAD_BYTES).replace('.0', '')} decide"),
-        ("engines", lambda: f"tiny models of {len({name for name, _ in FAMILIES.values()})} families"),
-        ("finding-a-batch-size", lambda: f"at most {count(MOST_CORRECTIONS)} times"),
-        ("planning", lambda: f"After {FIRST_WAIT_STEPS} clean steps in a row"),
-        ("prompting", lambda: as_sample("größe")),
-    ],
-)
-def test_figures_are_those_of_the_code(name, words):
-    assert words() in PROSE[name]
-
-
-def test_pages_that_a_program_writes_are_fresh():
+def test_pages_that_a_program_writes_are_fresh_and_the_readme_is_a_page():
     assert PAGES["configuration"] == reference_page(), "run `make docs`"
     assert PAGES["figures"] == figures_page(), "run `make docs`"
-
-
-def test_the_readme_is_a_page():
     assert len(PAGES["README"]) <= 8000
 
 
@@ -134,16 +121,10 @@ def test_what_is_named_exists():
         assert name in PAGES["finding-a-batch-size"]
     (session,) = blocks("memory")
     assert set(re.findall(r"prediction\.([a-z_]+)", session)) <= set(MemoryPrediction.__dataclass_fields__)
+    assert re.findall(r"^\| `(\w+)` \|", PAGES["data-advice"], flags=re.MULTILINE) == list(ADVICE), "in their order"
     (session,) = blocks("README")
     compile(session, "README.md", "exec")
     assert all(callable(getattr(brim.Model, name)) for name in re.findall(r"model\.([a-z]+)\(", session))
-
-
-def test_every_kind_of_advice_is_named_the_most_important_first_and_made_somewhere():
-    assert re.findall(r"^\| `(\w+)` \|", PAGES["data-advice"], flags=re.MULTILINE) == list(ADVICE)
-    source = ROOT / "src" / "brim" / "data" / "advice"
-    code = "".join(path.read_text(encoding="utf-8") for path in source.glob("*.py") if path.name != "finding.py")
-    assert set(ADVICE) <= set(re.findall(r'(?:finding\(|: \()"(\w+)"', code))
 
 
 def test_batch_schedules():
@@ -172,20 +153,14 @@ def test_batch_schedules():
         (int(start.replace("B", "000000000")), int(size)) for start, size in (p.split(":") for p in theirs.split())
     ]
     assert batch_factor("sqrt", size=16, final_size=64) == 0.5
-    cited = set(map(int, re.findall(r"\[(\d)\]", page)))
-    listed = [int(number) for number in re.findall(r"^(\d)\. ", page.split("## Sources")[1], flags=re.MULTILINE)]
-    assert sorted(cited) == listed == list(range(1, len(listed) + 1))
 
 
-def test_the_quantiles_are_those_of_the_distribution():
+def test_the_engines_their_flip_rates_and_the_quantiles_of_a_comparison():
     told = re.findall(r"(\d+\.\d+) for\s+(two|three|five)", PAGES["compare"])
     assert [number for _, number in told] == ["two", "three", "five"]
     for quantile, number in told:
         decimals = len(quantile.partition(".")[2])
         assert t_quantile(NUMBERS[number] - 1) == pytest.approx(float(quantile), abs=0.5 * 10**-decimals)
-
-
-def test_the_engines_and_their_flip_rates():
     (values,) = re.findall(r"engine: auto +# or (.*)", PAGES["engines"])
     named = re.findall(r"^\| `(\w+)` \| ", PAGES["engines"], flags=re.MULTILINE)
     assert named == values.split(", ")
@@ -224,7 +199,7 @@ def test_the_searches_for_a_batch_size():
     assert f"largest size in {predict['cases_at_98_percent']} of them" in page
 
 
-def test_the_memory_that_people_know_is_that_of_the_benchmark():
+def test_the_memory_that_people_know_is_that_of_the_benchmark_and_the_lines_and_ways_are_brims():
     table = PAGES["memory"].split("### Figures that people know")[1].split("## Limits")[0]
     written = json.loads((RESULTS / "memory_known.json").read_text(encoding="utf-8"))["figures"]
     assert [figure["name"] for figure in written] == [known.name for known in KNOWN]
@@ -236,17 +211,14 @@ def test_the_memory_that_people_know_is_that_of_the_benchmark():
         known_gib, brim_gib = (f"{each / 2**30:.1f}" for each in (known.num_bytes, figure["brim_bytes"]))
         assert (cells[2], cells[3].split()[0]) == (known_gib, brim_gib)
         assert figure["agrees"] or known.why
-
-
-def test_the_lines_and_ways_of_memory():
     assert [row[0] for row in rows("memory", "## What the table says")] == [look.label for look in LOOKS.values()]
     there = variants(load_config({"base_model": "base", "trainer": {"type": "finetune"}}).config)
     for row, way in zip(rows("memory", "`--compare` changes"), there, strict=True):
-        assert row[0] == way.name
+        quantization = way.config.quantization
+        bits = "null" if quantization is None else f"`{{bits: {quantization.bits}}}`"
+        assert (row[0], row[3]) == (way.name, bits)
         assert row[1].startswith(f"`{way.config.precision}`")
         assert (row[2] == "null") == (way.config.adapter is None)
-        quantization = way.config.quantization
-        assert row[3] == ("null" if quantization is None else f"`{{bits: {quantization.bits}}}`")
 
 
 def test_the_columns_and_fields_of_a_plan():
@@ -265,16 +237,11 @@ def test_the_columns_and_fields_of_a_plan():
     assert {named[1], *named[2].split(", ")} == set(get_args(Search))
 
 
-def test_every_option_of_an_adaptive_step_is_explained():
-    options = inspect.signature(brim.AdaptiveStep).parameters
-    for name in options.keys() - {"model", "loss"}:
-        assert f"`{name}" in PAGES["own-loop"] or f"{name}=" in PAGES["own-loop"], name
+def test_observers_and_who_says_something_and_the_options_of_an_adaptive_step():
     described = inspect.getdoc(brim.AdaptiveStep)
-    for name in options:
+    for name in inspect.signature(brim.AdaptiveStep).parameters:
         assert re.search(rf"^{name}: ", described, flags=re.MULTILINE), name
-
-
-def test_observers_and_who_says_something():
+        assert name in ("model", "loss") or re.search(rf"`{name}|{name}=", PAGES["own-loop"]), name
     page = PAGES["python"]
     told = dict(re.findall(r"^\| `(start|write|close)` \|.*\| (.*) \|$", page, flags=re.MULTILINE))
     assert list(told) == [name for name in vars(brim.Observer) if name in ("start", "write", "close")]
