@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
 
 import pytest
 from tools.structure import LAYERS, House, read_house
@@ -116,27 +117,11 @@ def test_nothing_imports_itself_in_a_circle(house):
 
 
 def _circle(graph: dict[str, set[str]]) -> list[str] | None:
-    """A circle of the graph, or None."""
-    done: set[str] = set()
-    for start in list(graph):
-        path: list[str] = []
-        on_path: set[str] = set()
-        stack = [(start, iter(sorted(graph.get(start, ()))))]
-        path.append(start)
-        on_path.add(start)
-        while stack:
-            name, rest = stack[-1]
-            following = next((other for other in rest if other not in done), None)
-            if following is None:
-                done.add(name)
-                on_path.discard(path.pop())
-                stack.pop()
-            elif following in on_path:
-                return [*path[path.index(following) :], following]
-            else:
-                path.append(following)
-                on_path.add(following)
-                stack.append((following, iter(sorted(graph.get(following, ())))))
+    """Return a circle of the graph, or None."""
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        return list(error.args[1])
     return None
 
 
@@ -152,15 +137,13 @@ def test_chapters_have_their_size_and_packages_twelve_at_most(house):
 
 
 def test_what_starts_quickly_imports_nothing_slow():
-    code = "\n".join(
-        [
-            "import importlib, sys",
-            f"for name in {TORCH_FREE}:",
-            "    importlib.import_module(name)",
-            f"    slow = [each for each in {SLOW} if each in sys.modules]",
-            "    assert not slow, (name, slow)",
-        ]
-    )
+    code = f"""
+import importlib, sys
+for name in {TORCH_FREE}:
+    importlib.import_module(name)
+    slow = [each for each in {SLOW} if each in sys.modules]
+    assert not slow, (name, slow)
+"""
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

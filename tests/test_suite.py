@@ -69,15 +69,7 @@ def _draw(number):
     DRAWN.append(number)
 
 
-def test_an_own_number_grows_with_the_usual_one(profile):
-    DRAWN.clear()
-    _draw()
-    assert len(DRAWN) >= 30 * (FUZZED // USUAL if profile == "fuzz" else 1)
-    slow = {HealthCheck.too_slow}
-    assert set(examples(suppress_health_check=[HealthCheck.function_scoped_fixture]).suppress_health_check) > slow
-
-
-def test_the_same_are_drawn_again():
+def test_an_own_number_grows_with_the_usual_one_and_the_same_are_drawn_again(profile):
     """In `make fuzz`, too: it gives a seed."""
     drawn = []
     for _ in range(2):
@@ -85,3 +77,6 @@ def test_the_same_are_drawn_again():
         _draw()
         drawn.append(tuple(DRAWN))
     assert drawn[0] == drawn[1]
+    assert len(DRAWN) >= 30 * (FUZZED // USUAL if profile == "fuzz" else 1)
+    slow = {HealthCheck.too_slow}
+    assert set(examples(suppress_health_check=[HealthCheck.function_scoped_fixture]).suppress_health_check) > slow
