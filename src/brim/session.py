@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -179,14 +178,11 @@ def _absolute_paths(config: Config, folder: ModelFolder) -> dict[str, object]:
         found = retrieval.model_copy(update={"model_name": str(folder_of_sentences)})
         update["prompt"] = config.prompt.model_copy(update={"retrieval": found})
     if config.chat is not None and config.chat.template is not None:
-        update["chat"] = config.chat.model_copy(update={"template": _absolute(config.chat.template)})
+        # pathlib's own methods raise for a loop of links and for the home of an unknown user. A path that leads nowhere
+        # is kept, and is reported when it is read.
+        template = os.path.realpath(os.path.expanduser(config.chat.template))  # noqa: PTH111
+        update["chat"] = config.chat.model_copy(update={"template": template})
     return update
-
-
-def _absolute(path: str | Path) -> str:
-    """Make a path absolute. A path that leads nowhere is kept, and is reported when it is read."""
-    # pathlib's own methods raise for a loop of links and for the home of an unknown user.
-    return os.path.realpath(os.path.expanduser(path))  # noqa: PTH111
 
 
 _KEY = "generation.max_new_tokens"

@@ -254,15 +254,12 @@ def _list_spikes(figure: Figure, found: Sequence[Spike]) -> None:
     columns = (0.065, 0.092, 0.235, 0.325)
     heads = ("", "highest of", "GiB", "operator and module")
     highest = max((spike.live_bytes for spike in found), default=0)
-    for row, cells in enumerate([heads, *(_cells(number, spike) for number, spike in enumerate(found, start=1))]):
+    listed = [(str(n), spike.during, gib(spike.live_bytes), spike.where) for n, spike in enumerate(found, start=1)]
+    for row, cells in enumerate([heads, *listed]):
         is_bold = row == 0 or found[row - 1].live_bytes == highest
         for x, cell in zip(columns, cells, strict=True):
             weight = "bold" if is_bold else "normal"
             figure.text(x, 0.225 - 0.024 * row, cell, size=9, color=INK, weight=weight, va="top", parse_math=False)
-
-
-def _cells(number: int, spike: Spike) -> tuple[str, str, str, str]:
-    return str(number), spike.during, gib(spike.live_bytes), spike.where
 
 
 def _verdict(prediction: MemoryPrediction) -> str:

@@ -40,9 +40,7 @@ def _generation_table(plan: GenerationPlan, *, title: str) -> RenderableType:
     return Group(
         Text(f"{title}: generate for {rows}, on {plan.budget.device}", style="bold"),
         Text(),
-        *map(Text, lengths_in_words(plan.prompts)),
-        Text(),
-        histogram_table(plan.prompts),
+        *_lengths(plan.prompts),
         Text(),
         _shapes(plan),
         Text(_GENERATION_LEGEND, style="dim"),
@@ -93,9 +91,7 @@ def _training_table(plan: TrainingPlan, *, title: str) -> RenderableType:
     parts: list[RenderableType] = [
         Text(heading, style="bold"),
         Text(),
-        *map(Text, lengths_in_words(plan.lengths)),
-        Text(),
-        histogram_table(plan.lengths),
+        *_lengths(plan.lengths),
         Text(),
         _candidates(plan),
         Text(_PLAN_LEGEND, style="dim"),
@@ -108,7 +104,7 @@ def _training_table(plan: TrainingPlan, *, title: str) -> RenderableType:
         labelled(plan_facts(plan)),
     ]
     if 0 < len(plan.too_long) < plan.lengths.num_rows:
-        parts += [Text(), _long_rows(plan.too_long), *map(Text, _hidden(plan.too_long))]
+        parts += [Text(), *_long_rows(plan.too_long)]
     return Group(*parts)
 
 
@@ -152,24 +148,20 @@ def labelled(lines: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
-def lengths_in_words(lengths: LengthSummary) -> Iterator[str]:
-    """Say how many rows and tokens there are, and how the lengths are spread."""
-    yield f"{format_count(lengths.num_rows, 'row')}, {format_count(lengths.num_tokens, 'token')}"
-    yield (
+def _lengths(lengths: LengthSummary) -> Iterator[RenderableType]:
+    """Say how many rows and tokens there are, and how the lengths are spread; then show it with bars."""
+    yield Text(f"{format_count(lengths.num_rows, 'row')}, {format_count(lengths.num_tokens, 'token')}")
+    yield Text(
         f"{lengths.shortest:,} to {format_count(lengths.longest, 'token')} a row: half up to {lengths.median:,}, "
         f"90% up to {lengths.p90:,}, 99% up to {lengths.p99:,}"
     )
-
-
-def histogram_table(lengths: LengthSummary) -> Table:
-    """Show the number of rows by length, with bars."""
+    yield Text()
     most = max(count for _, count in lengths.histogram)
     table = _table("tokens up to", "rows", "", left=[""])
     for bound, count in lengths.histogram:
-        length = round(_BAR_CHARACTERS * count / most)
-        bar = "█" * length or ("▏" if count else "")
+        bar = "█" * round(_BAR_CHARACTERS * count / most) or ("▏" if count else "")
         table.add_row(f"{bound:,}", f"{count:,}", Text(bar, style="#0072B2"))
-    return table
+    yield table
 
 
 def _candidates(plan: TrainingPlan) -> Table:
@@ -209,17 +201,14 @@ def _longest(candidates: Sequence[Candidate]) -> str:
     return f": rows of up to {format_count(max(fitting), 'token')} fit" if fitting else ": no row is short enough"
 
 
-def _long_rows(rows: Sequence[LongRow]) -> Table:
+def _long_rows(rows: Sequence[LongRow]) -> Iterator[RenderableType]:
     table = _table("row (from 0)", "tokens", "needed alone")
     for row in sorted(rows, key=lambda each: (-each.num_tokens, each.key))[:_MOST_ROWS_SHOWN]:
         table.add_row(f"{row.key:,}", f"{row.num_tokens:,}", format_bytes(row.total_bytes))
-    return table
-
-
-def _hidden(rows: Sequence[LongRow]) -> Iterator[str]:
+    yield table
     hidden = len(rows) - _MOST_ROWS_SHOWN
     if hidden > 0:
-        yield f"and {format_count(hidden, 'more row')} that {'does' if hidden == 1 else 'do'} not fit"
+        yield Text(f"and {format_count(hidden, 'more row')} that {'does' if hidden == 1 else 'do'} not fit")
 
 
 _PHASE_LEGEND = "batch: rows of an update; tokens: about; learning rate: first and last update"

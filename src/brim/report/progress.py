@@ -128,17 +128,12 @@ class TrainProgress:
 
     def __init__(self, line: LiveLine) -> None:
         self._line = line
-        self._loss = self._tokens_per_s = 0.0
-        self._tokens: int | None = None  # so far; None in a resumed run before its first step
-        self._steps_here = self._samples_here = self._total_samples = 0
-        self._of_steps = ""
-        self._started = 0.0
 
     def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
         # Where the effective batch moves, steps differ in size: what is left is counted in samples.
         self._total_samples = total_samples
         self._of_steps = "" if total_steps is None else f"/{total_steps:,}"
-        self._tokens = 0 if first_step == 0 else None
+        self._tokens: int | None = 0 if first_step == 0 else None  # so far; None in a resumed run before its first step
         self._loss = self._tokens_per_s = 0.0
         self._steps_here = self._samples_here = 0
         self._started = time.monotonic()
