@@ -243,9 +243,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         _open_to_readers(temporary)
-        for entry in sorted(temporary.rglob("*")):
+        for entry in (*sorted(temporary.rglob("*")), temporary):
             sync(entry)
-        sync(temporary)
         if path.exists():  # a folder cannot be renamed over another: the old one is set aside first and deleted last
             path.rename(_aside(path))
         temporary.rename(path)
