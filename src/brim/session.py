@@ -194,28 +194,28 @@ def with_length_of_labels(resolution: Resolution, encoder: TextEncoder) -> Resol
     This holds if nothing but a label can be generated and, where no length is set, for labels that are learned.
     Raises ConfigError if a length that is set cuts a label.
     """
-    config, room = resolution.config, label_room(resolution.config, encoder)
+    config, longest = resolution.config, label_room(resolution.config, encoder)
     was_chosen = any(choice.key == _KEY for choice in resolution.choices)
-    if room is None and was_chosen and config.output_features[0].preprocessing.max_sequence_length is None:
-        room = learned_label_room(config, encoder)
-    if room is None:
+    if longest is None and was_chosen and config.output_features[0].preprocessing.max_sequence_length is None:
+        longest = learned_label_room(config, encoder)
+    if longest is None:
         return resolution
     given = config.generation.max_new_tokens
     assert given is not None, "resolved before"
-    if given < room - 1 and not was_chosen:
+    if given < longest - 1 and not was_chosen:
         raise ConfigError(
             what=f"{_KEY} {given:,} is too short for the labels",
             where=_KEY,
-            expected=f"at least {room - 1:,} tokens, those of the longest label",
+            expected=f"at least {longest - 1:,} tokens, those of the longest label",
             fix="raise it, or remove it",
         )
-    if given <= room and not was_chosen:
+    if given <= longest and not was_chosen:
         return resolution
     why = "the longest label and its end" + ("" if was_chosen else f"; {given:,} are set")
     others = tuple(choice for choice in resolution.choices if choice.key != _KEY)
-    generation = config.generation.model_copy(update={"max_new_tokens": room})
+    generation = config.generation.model_copy(update={"max_new_tokens": longest})
     return replace(
         resolution,
         config=config.model_copy(update={"generation": generation}),
-        choices=(*others, Choice(key=_KEY, value=room, reason=why)),
+        choices=(*others, Choice(key=_KEY, value=longest, reason=why)),
     )

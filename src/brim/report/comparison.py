@@ -240,7 +240,7 @@ class Estimate:
     """Hold a mean over seeds, with its interval."""
 
     mean: float
-    interval: Interval | None  # 95%, by Student's t; None for one seed, or where a value is no number
+    interval: Interval | None  # 95%, by Student's t; None for one seed, or where a value is not a number
     num_seeds: int
 
     @property
