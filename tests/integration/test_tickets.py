@@ -117,6 +117,14 @@ def test_a_ticket_export_trains_without_one_refusal_and_the_run_predicts_and_eva
     assert resumed.code == 0, resumed.err
 
 
+def test_without_training_the_labels_come_from_the_data(export, brim):
+    Path("few.csv").write_bytes(as_excel_saves_it(tickets(12)))
+    untrained = ["trainer.type=none", "adapter=null", "generation.max_new_tokens=2", "generation.do_sample=false"]
+    done = brim("predict", "config.yaml", "--dataset", "few.csv", "--output", "few.parquet", *untrained)
+    assert done.code == 0, done.err
+    assert set(pq.read_table("few.parquet")["Kategorie_predictions"].to_pylist()) <= set(KINDS)
+
+
 def test_several_files_train_one_run_and_predict_one_output(export, brim):
     rows = tickets(40)
     for name, part in (("2023.csv", rows[:25]), ("2024.csv", rows[25:])):
