@@ -100,22 +100,18 @@ def test_the_hand_search_takes_the_fastest_and_of_equals_the_smaller_and_contend
     assert list(chosen) == ["brim", "fixed", "auto_find"]
     assert chosen["fixed"] == replace(SPEC, contender="fixed", micro_batch_rows=2, accumulation_steps=16)
     assert (chosen["auto_find"].micro_batch_rows, chosen["auto_find"].accumulation_steps) == (32, 1)
+    order: list[str] = []
+    race(
+        chosen,
+        rounds=2,
+        once=["auto_find"],
+        say=lambda line: None,
+        start=lambda spec: order.append(spec.contender) or OUTCOME,
+    )
+    assert order == ["brim", "fixed", "auto_find", "fixed", "brim"], "in turn, every other round backwards"
     # The limit leaves half of what the whole batch takes, beside what is never used.
     assert half_of_whole_batch([replace(_trial(32, 100.0), peak_bytes=8 * 2**30)]) == int(5.75 * 2**30)
     assert half_of_whole_batch([_trial(32, None)]) is None
-
-
-def test_contenders_take_turns_and_every_other_round_goes_backwards():
-    order: list[str] = []
-
-    def start(spec: Spec) -> Outcome:
-        order.append(spec.contender + ("+score" if spec.scores else ""))
-        return OUTCOME
-
-    specs = {name: replace(SPEC, contender=name) for name in ("brim", "fixed", "auto_find")}
-    outcomes = race(specs, rounds=3, once=["auto_find"], say=lambda line: None, start=start)
-    assert order == ["brim+score", "fixed+score", "auto_find+score", "fixed", "brim", "brim", "fixed"]
-    assert [len(runs) for runs in outcomes.values()] == [3, 3, 1]
 
 
 def test_the_summary_compares_rounds_and_losses():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from benchmarks.loss_equality import Bench, Scenario, compare
 from benchmarks.noise_accuracy import WAYS, Pool, accuracy
 from benchmarks.report import command, write_report
 from benchmarks.schedule_killed import Moment
-from benchmarks.schedules import KINDS, NUM_TOKENS, Turns, planned
+from benchmarks.schedules import KINDS, NUM_TOKENS, planned
 
 SCENARIO = Scenario(
     method="lora", optimizer={"type": "adamw", "weight_decay": 0.01}, decay="constant", num_rows=70
@@ -114,26 +113,6 @@ def test_all_kinds_are_planned_over_as_many_tokens_and_end_in_steps_as_in_epochs
     assert by_epochs["table of 10 token steps"].num_phases == 10
     tokens_of_a_step = NUM_TOKENS / by_epochs["constant"].total_steps
     assert 200 * 100 < tokens_of_a_step < 200 * 400, "an epoch of 200 rows is a step"
-
-
-def test_members_take_turns_and_every_other_round_goes_the_other_way():
-    taken: list[str] = []
-    turns = Turns("abc")
-
-    def work(name: str, num_steps: int) -> None:
-        for _ in range(num_steps):
-            turns.wait(name)
-            taken.append(name)
-            turns.pass_on()
-        turns.wait(name)
-        turns.pass_on(leaves=True)
-
-    threads = [threading.Thread(target=work, args=(name, steps)) for name, steps in (("a", 2), ("b", 4), ("c", 3))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert "".join(taken) == "abc" + "cba" + "bc" + "b"
 
 
 def test_a_record_holds_what_is_needed_to_judge_and_repeat_it_and_nothing_of_whose_machine_it_was(
