@@ -51,15 +51,6 @@ class _Handler(BaseHTTPRequestHandler):
     hub: Hub
     protocol_version = "HTTP/1.1"
 
-    def do_POST(self) -> None:
-        self._answer()
-
-    def do_PUT(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        self._answer()
-
     def log_message(self, *_: Any) -> None:
         """Not to stderr."""
 
@@ -71,6 +62,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(status, {"error": message}, message)
                 return
         self._send(*self._content(unquote(self.path.partition("?")[0]), body))
+
+    do_GET = do_POST = do_PUT = _answer
 
     def _record(self, body: bytes) -> None:
         headers = {name: value for name, value in self.headers.items() if name.lower() != "authorization"}
@@ -104,7 +97,13 @@ class _Handler(BaseHTTPRequestHandler):
             hub.files[new] = dict(hub.files[repository, "main"])
             return 200, {}
         if rest[0] == "preupload":
-            return 200, {"files": [_mode(each["path"]) for each in json.loads(body)["files"]]}
+            mode = {True: "lfs", False: "regular"}
+            return 200, {
+                "files": [
+                    {"path": path, "uploadMode": mode[path.endswith(LARGE)], "shouldIgnore": False, "oid": None}
+                    for path in (each["path"] for each in json.loads(body)["files"])
+                ]
+            }
         if rest[0] == "xet-write-token":
             return 404, {"error": "there is no xet here"}
         assert rest[0] == "commit", path
@@ -147,12 +146,3 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("X-Error-Message", message)
         self.end_headers()
         self.wfile.write(body)
-
-
-def _mode(path: str) -> dict[str, Any]:
-    return {
-        "path": path,
-        "uploadMode": "lfs" if path.endswith(LARGE) else "regular",
-        "shouldIgnore": False,
-        "oid": None,
-    }

@@ -101,11 +101,6 @@ def test_notes_of_a_comparison(golden):
     assert comparison_notes(runs, one_lacks_a_seed, seeds=(0, 1, 2)) == equal
 
 
-@pytest.fixture(scope="module")
-def figure():
-    return curves_plot(two_by_three(), title="Loss over tokens: a, b", subtitle="means of 3 seeds")
-
-
 def plot(runs, **texts):
     return curves_plot(runs, **{"title": "t", "subtitle": "s", **texts})
 
@@ -114,7 +109,8 @@ def title(axes):
     return axes.get_title(loc="left")
 
 
-def test_validation_and_training_have_a_panel_each_with_a_mean_and_a_band_in_its_colour(figure):
+def test_validation_and_training_have_a_panel_each_with_a_mean_and_a_band_in_its_colour():
+    figure = plot(two_by_three())
     validation, training = figure.axes
     assert title(validation).startswith("validation loss")
     assert title(training).startswith("training loss, in 10 equal stretches")
