@@ -13,10 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from brim.config import load_config
 from brim.errors import ModelError
 from brim.memory.closed_form import Trained, napkin, optimizer_state, settings_of
-from brim.memory.closed_form.activations import Arithmetic, kept_in_a_layer
 from brim.memory.closed_form.architecture import read_architecture
 from brim.memory.closed_form.breakdown import stored_bytes
-from brim.memory.closed_form.trained import Lora, Optimizer, all_tensors, lora_tensors
+from brim.memory.closed_form.trained import Arithmetic, Lora, Optimizer, all_tensors, kept_in_a_layer, lora_tensors
 from brim.models.loss import chunk_rows
 
 MODELS = Path(__file__).parents[2] / "benchmarks" / "data" / "memory" / "models"

@@ -7,12 +7,12 @@ from hypothesis import given, strategies as st
 from tests.memory.tiny_architectures import FAMILIES, UNTRACEABLE, write_folder
 from tests.memory.traced import events, recorded_layers, stream_of, training, workload_of
 
-import brim.memory.generation.passes as generation
+import brim.memory.generation.streams as generation
 import brim.memory.generation.streams as streams
 from brim import predict_memory
 from brim.errors import ModelError
 from brim.memory.events import EventStream, Place
-from brim.memory.events.work import Depth, depth_of
+from brim.memory.events.stream import Depth, depth_of
 from brim.memory.generation import static_stream
 from brim.memory.trace import compose_parts, record
 from brim.memory.trace.layers import expand

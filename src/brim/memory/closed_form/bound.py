@@ -18,10 +18,9 @@ from brim.batching import Costs, Surface
 from brim.config.schema import Config, GenerationConfig
 from brim.errors import ModelError
 from brim.infer.engines import CacheCosts
-from brim.memory.closed_form.activations import kept_in_a_layer
 from brim.memory.closed_form.architecture import Architecture, read_architecture
 from brim.memory.closed_form.breakdown import Settings, settings_of
-from brim.memory.closed_form.trained import FP32_BYTES
+from brim.memory.closed_form.trained import FP32_BYTES, kept_in_a_layer
 from brim.memory.devices import DeviceSpeed
 
 # A layer's pass keeps less than what it would keep for a backward pass, but has temporary tensors.

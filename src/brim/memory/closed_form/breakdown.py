@@ -14,14 +14,16 @@ from typing import Any, Literal, TypeAlias
 
 from brim.config import accumulates
 from brim.config.schema import Config, FinetuneTrainer, LoraConfig
-from brim.memory.closed_form.activations import Arithmetic, PartOfLayer, kept_in_a_layer
 from brim.memory.closed_form.architecture import Architecture, read_architecture
 from brim.memory.closed_form.trained import (
     FP32_BYTES,
+    Arithmetic,
     Lora,
     Optimizer,
+    PartOfLayer,
     Trained,
     all_tensors,
+    kept_in_a_layer,
     lora_tensors,
     optimizer_state,
 )

@@ -1,19 +1,17 @@
 from .stream import (
     CATEGORIES as CATEGORIES,
     Category as Category,
+    Depth as Depth,
     EventStream as EventStream,
     Phase as Phase,
     Place as Place,
-    Weight as Weight,
-    categorize as categorize,
-)
-from .work import (
-    Depth as Depth,
     Unit as Unit,
+    Weight as Weight,
     Work as Work,
     WorkCount as WorkCount,
     WorkCounter as WorkCounter,
     WorkPhase as WorkPhase,
     WorkPlace as WorkPlace,
+    categorize as categorize,
     depth_of as depth_of,
 )
