@@ -58,6 +58,10 @@ fuzz: $(STAMP)  ## the property tests on fresh examples, ten times as many; SEED
 docs: $(STAMP)  ## write docs/configuration.md and docs/figures.md anew
 	$(BIN)/python -m docs.generate
 
+.PHONY: rehearse
+rehearse: $(STAMP)  ## build, install in a fresh environment, upgrade an older brim with its run: some minutes
+	$(BIN)/python -m tools.release
+
 .PHONY: faults
 faults: $(STAMP)  ## kills, full disks, damaged files, bad input: some minutes; writes docs/reliability.md's table
 	$(BIN)/python -m faults --workers 2
