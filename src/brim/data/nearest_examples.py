@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,7 @@ _MOST_KEPT_BYTES = 8 * 2**30  # of all embeddings in the cache
 
 
 def embeddings_of(
-    pool: ExamplePool, encoder: SentenceEncoder, *, index_name: str | None
+    pool: ExamplePool, encoder: FolderSentenceEncoder, *, index_name: str | None
 ) -> tuple[Embeddings, tuple[str, ...]]:
     """Return the pool's embeddings, mapped from disk, and notes on how they came about.
 
@@ -95,7 +95,7 @@ def _write(folder: Path, facts: dict[str, object], fill: Callable[[Path], None])
         ) from error
 
 
-def _embed(pool: ExamplePool, encoder: SentenceEncoder, path: Path) -> None:
+def _embed(pool: ExamplePool, encoder: FolderSentenceEncoder, path: Path) -> None:
     """Write the pool's embeddings as they are made: all of them need not fit into memory."""
     vectors: Embeddings | None = None
     start = 0
@@ -149,7 +149,7 @@ class FolderSentenceEncoder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.identity = _identity(folder)
+        self.identity = _identity(folder)  # changes when the model does
         self._folder = folder
         self._model: Any = None
 
@@ -313,23 +313,12 @@ _SPARE = 16
 Embeddings = npt.NDArray[np.float32]  # [N, D], each of length 1; may be mapped from disk
 
 
-class SentenceEncoder(Protocol):
-    """Turn texts into embeddings."""
-
-    @property
-    def identity(self) -> str:
-        """Return a text that changes when the model does."""
-
-    def encode(self, texts: Sequence[str]) -> Embeddings:
-        """Return one row of length 1 for each text."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearestExamples:
     """Choose the examples most like each row's input, the most like first."""
 
     embeddings: Embeddings  # of the pool, by position
-    encoder: SentenceEncoder
+    encoder: FolderSentenceEncoder
     num_examples: int
 
     def choose(self, inputs: Sequence[str], own: Positions) -> Positions:

@@ -86,13 +86,14 @@ def contexts_of(config: Config, source: Source, *, columns: Sequence[str], split
     if pool.num_unknown and training is not source:
         rows = format_count(pool.num_unknown, "training row is", "training rows are")
         notes = (*notes, warning(f"{rows} of an unknown label in {training.name}, and so no examples", topic="rows"))
+    is_own = (training.name, training.table.num_rows) == (source.name, source.table.num_rows)  # or looks the same
     return Contexts(
         pool=pool,
         examples=examples,
         num_examples=retrieval.num_examples,
         columns=tuple(columns),
         answer_column=config.output_features[0].column_name,
-        elsewhere=None if _looks_the_same(training, source) else training.name,
+        elsewhere=None if is_own else training.name,
         standing_notes=notes,
     )
 
@@ -120,11 +121,6 @@ def _examples(
     encoder = load_sentence_encoder(retrieval.model_name)
     embeddings, notes = embeddings_of(pool, encoder, index_name=retrieval.index_name)
     return NearestExamples(embeddings=embeddings, encoder=encoder, num_examples=retrieval.num_examples), notes
-
-
-def _looks_the_same(training: Source, source: Source) -> bool:
-    """Return whether the training data is the data that the rows are from."""
-    return (training.name, training.table.num_rows) == (source.name, source.table.num_rows)
 
 
 def _training_data(config: Config, source: Source, split: str | None) -> Source:

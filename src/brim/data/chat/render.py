@@ -95,19 +95,19 @@ class ChatPrompter:
     def _chat(self, key: int, messages: Any, tools: Any) -> Chat | None:
         try:
             conversation = conversation_of(messages, tools)
-            pieces = self._pieces(conversation)
+            write = self.renderer.learned if self.with_answers else self.renderer.prompt
+            pieces = write(conversation)
         except BadConversation as bad:
             self.faults.add(key, bad.problem)
             return None
         self.num_share_gpt += conversation.was_share_gpt
+        last = conversation.messages[-1]
+        has_reply = self.with_answers and "tool_calls" not in last  # a call needs no content
         return Chat(
             pieces=pieces,
             own_texts=tuple(turn.get("content", "") for turn in conversation.messages),
-            reply=_reply(conversation) if self.with_answers else None,
+            reply=last.get("content") if has_reply else None,
         )
-
-    def _pieces(self, conversation: Conversation) -> tuple[Piece, ...]:
-        return self.renderer.learned(conversation) if self.with_answers else self.renderer.prompt(conversation)
 
 
 def chat_prompter(chat: ChatConfig, source: Source, encoder: TextEncoder, *, with_answers: bool) -> ChatPrompter:
@@ -138,12 +138,6 @@ def num_unanswered(source: Source, column: str) -> int:
             with suppress(BadConversation):
                 count += conversation_of(cell).messages[-1]["role"] != ASSISTANT
     return count
-
-
-def _reply(conversation: Conversation) -> str | None:
-    """Return the content of the last turn; None where it calls a tool and needs no content."""
-    last = conversation.messages[-1]
-    return None if "tool_calls" in last else last.get("content")
 
 
 def chat_template(chat: ChatConfig, encoder: TextEncoder) -> ChatTemplate:

@@ -191,7 +191,8 @@ class _PassThrough(Extension):
 class _Bounding(jinja2.visitor.NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _call("joined", node.nodes).set_lineno(node.lineno)
+        joined = nodes.Call(nodes.EnvironmentAttribute("joined"), node.nodes, [], None, None)
+        return joined.set_lineno(node.lineno)
 
 
 class _Dict:
@@ -211,10 +212,6 @@ class _OpenNamespace(Namespace):
         if name.startswith("_"):
             raise SecurityError(f"it sets the hidden attribute {name!r} of a namespace")
         super().__setitem__(name, value)
-
-
-def _call(name: str, arguments: list[nodes.Expr]) -> nodes.Call:
-    return nodes.Call(nodes.EnvironmentAttribute(name), arguments, [], None, None)
 
 
 def _raise(message: str) -> None:

@@ -60,7 +60,8 @@ def collate(rows: Iterable[TokenRow], *, pad_id: int) -> Batch:
     import torch  # here, since `brim check` needs the rest of this file alone
 
     rows = list(rows)
-    input_ids = np.full((len(rows), _longest(rows)), pad_id, dtype=np.int64)
+    longest = max((len(row.input_ids) for row in rows), default=0)
+    input_ids = np.full((len(rows), longest), pad_id, dtype=np.int64)
     supervised = np.zeros(input_ids.shape, dtype=np.bool_)
     for number, row in enumerate(rows):
         length = len(row.input_ids)
@@ -99,10 +100,6 @@ def _move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
-
-
-def _longest(rows: list[TokenRow]) -> int:
-    return max((len(row.input_ids) for row in rows), default=0)
 
 
 def rows_of_step(*, num_rows: int, seed: int, consumed_samples: int, size: int) -> tuple[int, npt.NDArray[np.int64]]:
