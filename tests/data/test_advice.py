@@ -30,9 +30,6 @@ COUNTRIES += ["Fiji", "Azerbaijan"]
 ALL_TRAIN = {"type": "random", "probabilities": [1.0, 0.0, 0.0]}
 
 
-# Prompts and rows that stand in the data more than once
-
-
 def check_finding(finding, what, rows, *, like=None, fix="", why=""):
     assert says(finding.what, what), finding.what
     assert says(finding.fix, fix), finding.fix
@@ -43,27 +40,19 @@ def check_finding(finding, what, rows, *, like=None, fix="", why=""):
 
 def test_rows_that_differ_give_no_advice_and_only_training_rows_count(advice_on):
     assert advice_on(QUESTIONS, COUNTRIES) == {}
-    pieces = [f"def function_{n}(x):\n    return x + {n}\n" for n in range(30)]
-    assert advice_on([""] * 30, pieces) == {}  # text that is learned alone has no prompts to compare
+    pieces = [f"def function_{n}(x):\n    return x + {n}\n" for n in range(30)]  # learned alone, without prompts
     assert advice_on([""] * 30, pieces, split=[0] * 20 + [2] * 10).keys() == {"small_split"}
     found = advice_on([*QUESTIONS, "So?", "So?"], [*COUNTRIES, "yes", "no"], split=[0] * 12 + [2, 2])
     assert set(found) == {"small_split"}
 
 
-def test_one_prompt_with_different_answers_and_exact_duplicates(advice_on):
+def test_one_prompt_with_different_answers_near_and_exact_duplicates(advice_on):
     found = advice_on([*QUESTIONS, QUESTIONS[3], QUESTIONS[1]], [*COUNTRIES, "Sweden", "Italy"])
     finding = found["different_answers"]
     what = "2 of 14 rows (14.3%) ask the same … answered differently (1 prompt)"
     check_finding(finding, what, [3, 12], like=[3, 3], fix="keep one answer a prompt")
     assert finding.places == ("the given columns, row 12 (as the given columns, row 3)",)
-    assert found["duplicates"].rows.tolist() == [13]
-    found = advice_on(QUESTIONS + QUESTIONS[2:4], COUNTRIES + COUNTRIES[2:4])
-    assert list(found) == ["duplicates"]
-    check_finding(found["duplicates"], "2 of 14 rows (14.3%) repeat an earlier row", [12, 13], like=[2, 3])
-    assert found["duplicates"].places[0] == "the given columns, row 12 (as the given columns, row 2)"
-
-
-def test_prompts_that_differ_in_case_and_spacing_alone_are_told_apart(advice_on):
+    check_finding(found["duplicates"], "1 of 14 rows (7.1%) repeat an earlier row", [13], like=[1])
     prompts = [*QUESTIONS, "which  country has the capital\nparis?"]
     what = "2 of 13 rows (15.4%) differ from another's prompt in case or spacing alone"
     check_finding(advice_on(prompts, [*COUNTRIES, "Texas"])["nearly_the_same"], what, [0, 12], like=[0, 0])
@@ -104,8 +93,6 @@ def test_findings_equal_those_of_a_plain_count(encoder, rows):
     assert {int(row) for finding in one_prompt(facts) for row in finding.rows} == alone
 
 
-# Rows to measure by that stand in train, too
-
 WORDS = [f"word{n}" for n in range(100)]
 
 
@@ -123,19 +110,19 @@ def test_prompts_and_rows_of_train_in_the_other_splits(advice_on):
     split = [0] * 60 + [2] * 35 + [1] * 5 + [2] * 6 + [1] * 3
     found = advice_on(asked(words), answers, split=split)
     assert list(found) == ["leakage", "small_split"]
-    what = (
-        "3 of 8 validation rows (37.5%) have a prompt that stands in train (3 with the same answer); 6 of 41 test rows "
-    )
-    what += "(14.6%) … (4 with the same answer)"
+    what = "3 of 8 validation rows (37.5%) have a prompt that stands in train (3 with the same answer); 6 of 41 test "
+    what += "rows (14.6%) … (4 with the same answer)"
     rows, like = [106, 107, 108, 100, 101, 102, 103, 104, 105], [10, 11, 12, 0, 1, 2, 3, 4, 5]
     fix = "take these rows out … or set preprocessing.split: {type: hash, column: q}"
     check_finding(found["leakage"], what, rows, like=like, fix=fix)
-
-
-def test_splits_that_share_nothing_but_answers(advice_on):
     split = [0] * 40 + [1] * 30 + [2] * 30
     assert advice_on(asked(WORDS), meanings(WORDS), split=split) == {}
     assert advice_on(asked(WORDS), ["yes", "no"] * 50, split=split) == {}
+    pieces = meanings(WORDS)
+    found = advice_on([""] * 101, [*pieces, pieces[7]], split=[0] * 60 + [2] * 41)
+    assert found["leakage"].rows.tolist() == [100]
+    assert found["leakage"].like.tolist() == [7]
+    assert found["leakage"].fix.endswith("set preprocessing.split: {type: hash, column: a}")
 
 
 def test_the_fix_for_a_random_split_ends_the_leak(encoder, make_config):
@@ -151,14 +138,6 @@ def test_the_fix_for_a_random_split_ends_the_leak(encoder, make_config):
     assert "duplicates" in kinds
 
 
-def test_text_that_is_learned_alone_leaks_where_it_is_the_same(advice_on):
-    pieces = meanings(WORDS)
-    found = advice_on([""] * 101, [*pieces, pieces[7]], split=[0] * 60 + [2] * 41)
-    assert found["leakage"].rows.tolist() == [100]
-    assert found["leakage"].like.tolist() == [7]
-    assert found["leakage"].fix.endswith("set preprocessing.split: {type: hash, column: a}")
-
-
 def test_few_rows_to_measure_by(advice_on):
     for num_rows, is_told in [(29, True), (30, False), (0, False)]:
         found = advice_on(asked(WORDS), meanings(WORDS), split=[0] * (100 - num_rows) + [2] * num_rows)
@@ -168,9 +147,6 @@ def test_few_rows_to_measure_by(advice_on):
     assert np.isclose(1.96 * np.sqrt(0.25 / 29), 0.18, atol=0.005)
 
 
-# What limits cut, which length would keep how much, and how lengths are spread
-
-
 @pytest.fixture
 def rows_of_lengths():
     """100 rows: prompts of 2 to 101 tokens (with <s>), answers of 8 with 92 of 100 and of 30 to 100 with the others."""
@@ -178,18 +154,22 @@ def rows_of_lengths():
     return read({"q": ["x" * (n + 1) for n in range(100)], "a": answers})
 
 
-def checked_lengths(rows_of_lengths, encoder, make_config, context_length=None, **changes):
-    config = make_config(preprocessing__split=ALL_TRAIN, **changes)
-    return check_data(config, rows_of_lengths, encoder, context_length=context_length)
+@pytest.fixture
+def checked_lengths(rows_of_lengths, encoder, make_config):
+    def checked(context_length=None, **changes):
+        config = make_config(preprocessing__split=ALL_TRAIN, **changes)
+        return check_data(config, rows_of_lengths, encoder, context_length=context_length)
+
+    return checked
 
 
 def found_in(report, kind):
     return next(finding for finding in report.advice if finding.kind == kind)
 
 
-def test_rows_cut_as_a_whole_have_no_end(rows_of_lengths, encoder, make_config):
+def test_cuts_of_rows_prompts_and_answers_count_all_rows_with_their_lengths(checked_lengths):
     limit = {"preprocessing__global_max_sequence_length": 105}
-    report = checked_lengths(rows_of_lengths, encoder, make_config, context_length=512, **limit)
+    report = checked_lengths(context_length=512, **limit)
     totals = np.array([n + 2 + (8 if n < 92 else 10 * (n - 89)) + 1 for n in range(100)])
     lost = int((totals - 105).clip(min=0).sum())
     why = "preprocessing.global_max_sequence_length is 105"
@@ -208,13 +188,10 @@ def test_rows_cut_as_a_whole_have_no_end(rows_of_lengths, encoder, make_config):
         (150, f"set preprocessing.global_max_sequence_length: 150 {whole}"),
         (105, f"shorten these rows, or take them out: … context ends there {whole}"),
     ]:
-        report = checked_lengths(rows_of_lengths, encoder, make_config, context_length=context_length, **limit)
+        report = checked_lengths(context_length=context_length, **limit)
         assert says(found_in(report, "no_end").fix, fix)
-
-
-def test_prompts_and_answers_cut_alone(rows_of_lengths, encoder, make_config):
     lengths = {"input__preprocessing__max_sequence_length": 99, "output__preprocessing__max_sequence_length": 20}
-    report = checked_lengths(rows_of_lengths, encoder, make_config, **lengths)
+    report = checked_lengths(**lengths)
     prompt, answer = report.cuts
     assert (prompt.event, prompt.num_rows, prompt.num_tokens_lost, prompt.keeps_all) == ("cut_prompt", 2, 3, 101)
     assert (answer.event, answer.num_rows, answer.keeps_95, answer.keeps_all) == ("cut_answer", 8, 50, 100)
@@ -223,16 +200,13 @@ def test_prompts_and_answers_cut_alone(rows_of_lengths, encoder, make_config):
     assert prompts.fix.startswith("set input_features[0].preprocessing.max_sequence_length: 100 (")
     assert answers.fix.startswith("set output_features[0].preprocessing.max_sequence_length: 90 (")
     assert answers.rows.tolist() == list(range(92, 100))
-
-
-def test_rows_that_were_dropped_count_with_the_length_that_they_had(rows_of_lengths, encoder, make_config):
     settings = {"preprocessing__global_max_sequence_length": 50, "preprocessing__drop_unlearnable": True}
-    report = checked_lengths(rows_of_lengths, encoder, make_config, **settings)
+    report = checked_lengths(**settings)
     assert report.splits[0].num_rows < 100
     assert (report.cuts[0].num_all_rows, report.cuts[0].keeps_all) == (100, 202)
     assert sum(each.num_rows for each in report.lengths) == 100
     assert says(report.other_events[0], "52 of 100 rows were dropped: nothing of the answer is left")
-    report = checked_lengths(rows_of_lengths, encoder, make_config, context_length=512)  # no limit, no cut
+    report = checked_lengths(context_length=512)  # no limit, no cut
     assert (report.cuts, report.advice) == ((), ())
 
 
@@ -258,9 +232,6 @@ def test_bins_hold_every_length_once_and_leave_no_gap(lengths):
     assert [each.num_rows for each in bins] == [sum(b.first <= n <= b.last for n in lengths) for b in bins]
 
 
-# Data to predict
-
-
 def test_data_without_answers_or_splits_is_checked_by_what_it_has(encoder, make_config):
     config = make_config(trainer={"type": "none"}, adapter=None, preprocessing__split="fixed")
     prompts = [f"Summarize dialogue {n}: {'hello ' * n}" for n in range(20)]
@@ -275,9 +246,6 @@ def test_data_without_answers_or_splits_is_checked_by_what_it_has(encoder, make_
     assert [finding.kind for finding in report.advice] == ["different_answers"]
     with refused("… no column `a`, which output_features", by=DataError):  # where something is trained
         check_data(make_config(), read({"q": ["a"]}), encoder, context_length=None)
-
-
-def test_prompts_without_room_for_the_answer(encoder, make_config):
     config = make_config(trainer={"type": "none"}, adapter=None, generation__max_new_tokens=40)
     prompts = ["x" * n for n in (10, 80, 59, 60, 70)]
     (finding,) = check_data(config, read({"q": prompts}), encoder, context_length=100).advice
@@ -285,8 +253,6 @@ def test_prompts_without_room_for_the_answer(encoder, make_config):
     what = "3 of 5 prompts (60.0%) are too long: … 100 tokens … leaves 60, the longest has 81"
     check_finding(finding, what, [1, 4, 3], fix="lower generation.max_new_tokens, or set … max_sequence_length: 60")
 
-
-# Whether the model can tell where the prompt ends
 
 STATEMENTS = [f"we went to {place} on day {n} by {'train' if n % 2 else 'car'}" for n, place in enumerate(CAPITALS)]
 VISITS = [f"{place} is where they went." for place in CAPITALS]
@@ -351,15 +317,12 @@ def test_a_prompt_that_ends_in_a_space_which_the_tokenizer_puts_into_words(tmp_p
 
 def test_edges_are_the_longest_that_nearly_all_share():
     prompts = [f"{n} things. Answer:" for n in range(9)] + ["odd"]
-    assert constant_edges(prompts, ["\n- a"] * 10) == ConstantEdges(
-        prompt_end="ings. Answer:"[-12:], answer_start="\n- a"
-    )
+    edges = ConstantEdges(prompt_end="ings. Answer:"[-12:], answer_start="\n- a")
+    assert constant_edges(prompts, ["\n- a"] * 10) == edges
     assert constant_edges([*prompts, "odder"], []) == ConstantEdges()
     assert constant_edges([], []) == ConstantEdges()
     assert constant_edges(["a x", "b x"], ["The end", "The cat"]) == ConstantEdges(prompt_end=" x")
 
-
-# Answers without an end
 
 ANIMALS = ["cat", "dog", "cow", "fox", "owl", "bee", "ant", "elk", "emu", "hen"]
 DESCRIBE = [f"Describe animal {n}.\n" for n in range(40)]
@@ -369,7 +332,7 @@ SENTENCES = [
 ]
 
 
-def test_answers_that_stop_in_a_sentence_among_many_that_do_not(advice_on):
+def test_answers_that_stop_in_a_sentence_among_many_that_do_not_or_at_one_length(advice_on):
     cut = [text[:-9] if n in (3, 14, 15, 29) else text for n, text in enumerate(SENTENCES)]
     finding = advice_on(DESCRIBE, cut)["unfinished"]
     assert says(finding.what, "4 of 40 answers (10.0%) stop in a word or at a comma, where 90%")
@@ -380,6 +343,12 @@ def test_answers_that_stop_in_a_sentence_among_many_that_do_not(advice_on):
     for n in long:
         loose[n] = f"{loose[n]} " * 3 + f"And then the {ANIMALS[n % 10]} went to the w{'o' * (n % 7)}"
     assert advice_on(DESCRIBE, loose)["unfinished"].rows.tolist() == long
+    long = [f"{text} " * (1 + n % 3) for n, text in enumerate(SENTENCES)]
+    assert sum(len(text) > 150 for text in long) == 23
+    finding = advice_on(DESCRIBE, [text[:150] for text in long])["unfinished"]
+    assert says(finding.what, "23 of 40 answers (57.5%) have exactly 150 characters, and none has more")
+    for answers in [["yes " * 20] * 20 + ["no! " * 20] * 20, ["1" * 64] * 40, [f"{n:060d}" for n in range(40)]]:
+        assert "unfinished" not in advice_on(DESCRIBE, answers)
 
 
 def test_what_has_no_full_stop_is_not_cut_for_that(advice_on):
@@ -396,15 +365,6 @@ def test_what_has_no_full_stop_is_not_cut_for_that(advice_on):
         [text[:-9] if n in (3, 14) else text for n, text in enumerate(SENTENCES)],  # two are chance
     ]:
         assert advice_on(DESCRIBE, answers) == {}, answers[3]
-
-
-def test_answers_cut_at_one_length_and_those_of_one_length_by_nature(advice_on):
-    long = [f"{text} " * (1 + n % 3) for n, text in enumerate(SENTENCES)]
-    assert sum(len(text) > 150 for text in long) == 23
-    finding = advice_on(DESCRIBE, [text[:150] for text in long])["unfinished"]
-    assert says(finding.what, "23 of 40 answers (57.5%) have exactly 150 characters, and none has more")
-    for answers in [["yes " * 20] * 20 + ["no! " * 20] * 20, ["1" * 64] * 40, [f"{n:060d}" for n in range(40)]]:
-        assert "unfinished" not in advice_on(DESCRIBE, answers)
 
 
 def test_end_signs_in_the_text_are_told_by_what_they_do(advice_on, make_config, encoder):
@@ -428,10 +388,23 @@ def test_end_signs_in_the_text_are_told_by_what_they_do(advice_on, make_config, 
         assert says(finding.fix, fix)
 
 
-# Characters that nobody typed, and prompts that hold their answer
+WHAT_IS_SAID = [f"What is said in text {n}?" for n in range(12)]
+SAYINGS = [f"It is said that {n} is a number of some kind." for n in range(12)]
 
 
-def test_broken_characters_are_told_from_what_people_write():
+def test_broken_characters_and_prompts_that_give_their_answer_away(advice_on):
+    found = advice_on([*WHAT_IS_SAID, "cafÃ©?"], [*SAYINGS, "a caf\ufffd, not a bar."])
+    assert set(found) == {"broken_characters"}
+    check_finding(found["broken_characters"], "1 of 13 rows (7.7%) hold characters that nobody typed", [12])
+
+    def quoting(rows):
+        return [f"{SAYINGS[n]} {WHAT_IS_SAID[n]}" if n in rows else WHAT_IS_SAID[n] for n in range(12)]
+
+    found = advice_on(quoting(range(1, 12)), SAYINGS)
+    assert set(found) == {"answer_in_prompt"}
+    check_finding(found["answer_in_prompt"], "11 of 12 rows (91.7%) have their answer in the prompt", range(1, 12))
+    assert advice_on([f"Is text {n} positive or negative?" for n in range(12)], SAME) == {}
+    assert advice_on(quoting(range(5)), SAYINGS) == {}
     broken = [
         "caf\ufffd",
         "cafÃ©",
@@ -448,38 +421,11 @@ def test_broken_characters_are_told_from_what_people_write():
     whole += ["naïve – yes", "a\tb\r\nc\x0c", "\x1b[31mred\x1b[0m", "日本語", "Ελληνικά", "🙂\u200d"]
     assert [text for text in broken if not are_broken([text]).tolist()[0]] == []
     assert [text for text in whole if are_broken([text]).tolist()[0]] == []
-
-
-def test_each_character_that_was_read_as_windows_1252_is_found():
-    """Every letter of Latin-1 above 7F, as UTF-8 read with the wrong encoding."""
-    letters = [chr(code) for code in range(0xA0, 0x100)]
+    letters = [chr(code) for code in range(0xA0, 0x100)]  # of Latin-1, as UTF-8 read with the wrong encoding
     wrong = [letter.encode().decode("cp1252", errors="replace") for letter in letters]
     assert are_broken(wrong).all()
     assert not are_broken([f"a{letter}b" for letter in letters]).any()
 
-
-WHAT_IS_SAID = [f"What is said in text {n}?" for n in range(12)]
-SAYINGS = [f"It is said that {n} is a number of some kind." for n in range(12)]
-
-
-def test_rows_with_broken_characters(advice_on):
-    found = advice_on([*WHAT_IS_SAID, "cafÃ©?"], [*SAYINGS, "a caf\ufffd, not a bar."])
-    assert set(found) == {"broken_characters"}
-    check_finding(found["broken_characters"], "1 of 13 rows (7.7%) hold characters that nobody typed", [12])
-
-
-def test_a_prompt_that_gives_its_answer_away(advice_on):
-    def quoting(rows):
-        return [f"{SAYINGS[n]} {WHAT_IS_SAID[n]}" if n in rows else WHAT_IS_SAID[n] for n in range(12)]
-
-    found = advice_on(quoting(range(1, 12)), SAYINGS)
-    assert set(found) == {"answer_in_prompt"}
-    check_finding(found["answer_in_prompt"], "11 of 12 rows (91.7%) have their answer in the prompt", range(1, 12))
-    assert advice_on([f"Is text {n} positive or negative?" for n in range(12)], SAME) == {}
-    assert advice_on(quoting(range(5)), SAYINGS) == {}
-
-
-# Conversations: the template separates and ends the turns, repetition counts as elsewhere
 
 TEMPLATE = Path(__file__).parent / "chat_templates" / "chatml.jinja"
 
@@ -510,10 +456,8 @@ def test_what_is_to_be_predicted_is_checked_where_nothing_is_trained(encoder):
         assert notes == ([f"{said}: the prompts alone were checked, as for predict"] if said else [])
         assert sum(split.num_rows for split in report.splits) == 3
         assert (report.splits[0].num_supervised_tokens == 0) == (said is not None)
-    report = checked(
-        [asked, "no conversation"], encoder, trainer={"type": "none"}, preprocessing={"on_bad_row": "drop"}
-    )
-    assert len(report.events) == 1
+    dropping = {"trainer": {"type": "none"}, "preprocessing": {"on_bad_row": "drop"}}
+    assert len(checked([asked, "no conversation"], encoder, **dropping).events) == 1
     with pytest.raises(DataError, match="the last turn, 3, is of the role user"):
         checked([[*answered, *asked]], encoder)
 

@@ -35,7 +35,7 @@ def called(*calls, **turn):
     return [USER, {"role": "assistant", "tool_calls": list(calls), **turn}]
 
 
-def test_json_text_and_arrow_lists_are_the_same_conversation():
+def test_json_text_and_arrow_lists_are_the_same_conversation_without_the_nulls_of_structs():
     turns = [{"role": "system", "content": "s"}, USER, {**ANSWER, "name": "x"}]
     column = pa.array([turns])
     assert column.type == pa.list_(pa.struct({"role": pa.string(), "content": pa.string(), "name": pa.string()}))
@@ -43,19 +43,11 @@ def test_json_text_and_arrow_lists_are_the_same_conversation():
     assert arrow == conversation_of(json.dumps(turns))
     assert arrow.messages == turns
     assert arrow.tools is None
-
-
-def test_nulls_that_structs_fill_in_are_dropped_and_those_of_json_kept_in_arguments():
     calls = [{"function": {"name": "f", "arguments": {"a": 1, "b": None}}}]
     turns = [USER, {"role": "assistant", "content": None, "tool_calls": calls}]
-    assert conversation_of(turns).messages[1] == {
-        "role": "assistant",
-        "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}],
-    }
+    without = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}
+    assert conversation_of(turns).messages[1] == without
     assert conversation_of(json.dumps(turns)).messages[1]["tool_calls"] == calls
-
-
-def test_arguments_that_are_json_text_become_mappings():
     function = {"name": "f", "arguments": '{"x": [1, {"y": "ü"}]}'}
     turns = called({"id": "1", "type": "function", "function": function}, {"name": "g", "arguments": ""})
     assert conversation_of(turns).messages[1]["tool_calls"] == [
@@ -64,22 +56,17 @@ def test_arguments_that_are_json_text_become_mappings():
     ]
 
 
-def test_the_texts_of_several_parts_are_joined_and_thoughts_stand_under_the_names_that_templates_read():
-    parts = [{"type": "text", "text": "one, "}, {"text": "two"}, "!"]
-    assert conversation_of([{"role": "user", "content": parts}, ANSWER]).messages[0]["content"] == "one, two!"
-    thoughts = dict.fromkeys(["reasoning", "thinking", "reasoning_content"], "r")
-    assert conversation_of([USER, {**ANSWER, "reasoning": "r"}]).messages[1] == {**ANSWER, **thoughts}
-
-
-def test_share_gpt_is_read_as_roles():
+def test_share_gpt_is_read_as_roles_parts_are_joined_and_thoughts_get_the_names_that_templates_read():
     roles = {"system": "system", "human": "user", "gpt": "assistant", "observation": "tool", "bot": "assistant"}
     turns = [{"from": name, "value": name[0], "weight": 1} for name in roles]
     made = conversation_of(turns)
     assert made.was_share_gpt
-    assert [(turn["role"], turn["content"]) for turn in made.messages] == [
-        (role, name[0]) for name, role in roles.items()
-    ]
+    assert [(turn["role"], turn["content"]) for turn in made.messages] == [(to, name[0]) for name, to in roles.items()]
     assert made.messages[1]["weight"] == 1
+    parts = [{"type": "text", "text": "one, "}, {"text": "two"}, "!"]
+    assert conversation_of([{"role": "user", "content": parts}, ANSWER]).messages[0]["content"] == "one, two!"
+    thoughts = dict.fromkeys(["reasoning", "thinking", "reasoning_content"], "r")
+    assert conversation_of([USER, {**ANSWER, "reasoning": "r"}]).messages[1] == {**ANSWER, **thoughts}
 
 
 def test_tools_are_json_schemas_and_a_cell_without_any_is_none():
@@ -133,21 +120,14 @@ def test_what_is_no_conversation_is_told_with_the_turn():
 
 
 def test_there_must_be_something_to_learn_at_the_end_and_something_to_go_on_from():
-    for turns, words in [
-        ([USER], "no turn is the assistant's"),
-        ([ANSWER], "nothing stands before the assistant's turn"),
-        (
-            [USER, ANSWER, USER],
-            "the last turn, 3, is of the role user … ends with the assistant's … add the assistant's",
-        ),
-    ]:
+    last = "the last turn, 3, is of the role user … ends with the assistant's … add the assistant's"
+    nothing = "nothing stands before the assistant's turn"
+    for turns, words in [([USER], "no turn is the assistant's"), ([ANSWER], nothing), ([USER, ANSWER, USER], last)]:
         assert says(problem_with(turns, check=require_learnable), words)
     assert to_be_continued(conversation_of([USER, ANSWER])).messages == [USER]
     assert to_be_continued(conversation_of([USER, ANSWER, USER])).messages == [USER, ANSWER, USER]
-    assert says(problem_with([ANSWER], check=to_be_continued), "nothing stands before the assistant's turn")
+    assert says(problem_with([ANSWER], check=to_be_continued), nothing)
 
-
-# Rows with conversations
 
 TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
 TURNS = [
@@ -202,14 +182,9 @@ def test_each_answer_is_learned_and_nothing_is_added_to_the_template(chat_encode
     assert row.input_ids.tolist() == [BOS, *ids("one:"), *answers[0], BOS, *ids("two:"), *answers[1]]
     assert row.supervised.tolist() == [False] * 5 + [True] * 5 + [False] * 5 + [True] * 5
     assert made.notes == ("the validation split has no rows", "the test split has no rows")
-    (row,) = prepared(chat_encoder(), {"messages": [TURNS]}, supervise="last").splits["train"]
-    assert row.supervised.tolist() == [False] * 15 + [True] * 5
-
-
-def test_a_prediction_goes_on_from_the_tokens_before_the_last_answer(chat_encoder):
-    source = read({"messages": [TURNS, TURNS[:3]]})
-    made = prompts_of(source, config(), chat_encoder())
-    (row,) = prepared(chat_encoder(), {"messages": [TURNS]}).splits["train"]
+    (last,) = prepared(chat_encoder(), {"messages": [TURNS]}, supervise="last").splits["train"]
+    assert last.supervised.tolist() == [False] * 15 + [True] * 5
+    made = prompts_of(read({"messages": [TURNS, TURNS[:3]]}), config(), chat_encoder())
     assert [prompt.input_ids.tolist() for prompt in made.rows] == [row.input_ids[:15].tolist()] * 2
     assert made.rows.num_supervised.tolist() == [0, 0]
 
@@ -239,7 +214,7 @@ def test_the_column_of_tools_is_found_and_named(chat_encoder):
     assert "drops tool 1" in str(told(lambda: prepared(chat_encoder(), columns)))
 
 
-def test_rows_that_are_no_conversations_are_told_with_their_places_or_left_out(chat_encoder):
+def test_rows_that_are_no_conversations_are_told_with_their_places_or_left_out(tmp_path, chat_encoder):
     columns = {"messages": [json.dumps(TURNS), None, "[]", json.dumps(TURNS[:1]), json.dumps(TURNS), json.dumps(TURNS)]}
     with refused(
         "the given columns, row 1: the conversation is missing",
@@ -251,9 +226,13 @@ def test_rows_that_are_no_conversations_are_told_with_their_places_or_left_out(c
     made = prepared(chat_encoder(), columns, preprocessing={"on_bad_row": "drop"})
     assert made.splits["train"].keys.tolist() == [0, 4, 5]
     assert [(entry.key, entry.event) for entry in made.ledger] == [(row, "dropped_bad") for row in (1, 2, 3)]
-
-
-def test_a_few_bad_conversations_of_many_are_left_out_as_other_unusable_rows_are(chat_encoder):
+    rows = [json.dumps({"messages": TURNS})] * 4
+    lines = [rows[0], "{broken", rows[1], json.dumps({"messages": "hello"}), *rows[2:]]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    made = prepared(chat_encoder(), tmp_path / "data.jsonl", preprocessing={"on_bad_row": "drop"})
+    assert made.splits["train"].keys.tolist() == [0, 2, 4, 5]
+    left_out = [(entry.key, entry.split, entry.why.split(": ")[0]) for entry in made.ledger]
+    assert left_out == [(1, None, "data.jsonl:2"), (3, "train", "data.jsonl:4")]
     cells = [json.dumps(TURNS)] * 200
     cells[3], cells[150] = json.dumps(TURNS[:1]), "[]"
     made = prepared(chat_encoder(), {"messages": cells})
@@ -264,18 +243,6 @@ def test_a_few_bad_conversations_of_many_are_left_out_as_other_unusable_rows_are
     problems = told(lambda: prepared(chat_encoder(), {"messages": cells})).problems
     assert [problem.where for problem in problems] == [f"the given columns, row {row}" for row in (3, 150, 151)]
     assert problems[-1].fix.endswith("(preprocessing.max_dropped_fraction leaves out up to 2)")
-
-
-def test_lines_that_cannot_be_read_are_left_out_beside_those_that_are_no_conversation(tmp_path, chat_encoder):
-    rows = [json.dumps({"messages": TURNS})] * 4
-    lines = [rows[0], "{broken", rows[1], json.dumps({"messages": "hello"}), *rows[2:]]
-    (tmp_path / "data.jsonl").write_text("\n".join(lines))
-    made = prepared(chat_encoder(), tmp_path / "data.jsonl", preprocessing={"on_bad_row": "drop"})
-    assert made.splits["train"].keys.tolist() == [0, 2, 4, 5]
-    assert [(entry.key, entry.split, entry.why.split(": ")[0]) for entry in made.ledger] == [
-        (1, None, "data.jsonl:2"),
-        (3, "train", "data.jsonl:4"),
-    ]
 
 
 def test_a_conversation_is_cut_as_a_whole_its_day_is_settled_and_samples_mark_every_answer(chat_encoder):
@@ -300,9 +267,8 @@ def test_what_is_noted_on_conversations(chat_encoder):
     spelled = [{"role": "user", "content": "one</s>"}, TURNS[1]]  # the template writes special tokens anyway
     (note,) = [note for note in notes(TURNS, spelled) if "special tokens" in note]
     assert says(note, "the text of 1 row spells out special tokens … the given columns, row 1")
-    assert any(
-        "the answer of 1 row is empty" in note for note in notes([TURNS[0], {"role": "assistant", "content": ""}])
-    )
+    empty = [TURNS[0], {"role": "assistant", "content": ""}]
+    assert any("the answer of 1 row is empty" in note for note in notes(empty))
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": "{}"}]}
     template = SHORT.replace("m.content", "m.content or m.tool_calls[0].name")
     assert not any("empty" in note for note in notes([TURNS[0], call], template=template))
@@ -330,7 +296,7 @@ def test_the_tokens_that_end_a_turn_are_those_of_the_template(chat_encoder):
         assert chat_template(config().chat, made).end_ids(made) == ends
 
 
-def test_a_tokenizer_that_puts_a_space_before_a_text_puts_none_before_a_piece(make_folder):
+def test_a_space_that_a_tokenizer_puts_before_a_text_and_pieces_with_other_tokens_together(make_folder):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
@@ -346,9 +312,6 @@ def test_a_tokenizer_that_puts_a_space_before_a_text_puts_none_before_a_piece(ma
     whole = "<s> [INST] one [/INST] eins</s> [INST] two [/INST] zwei</s>"
     assert row.input_ids.tolist() == tokenizer.encode(whole).ids
     assert not any("encoded at once" in note for note in done.notes)
-
-
-def test_rows_whose_pieces_have_other_tokens_together_are_counted(tmp_path, make_folder):
     from tokenizers import Tokenizer
 
     folder = make_folder()

@@ -20,8 +20,6 @@ from brim.data.chat.sandbox import MAX_STEPS, BoundedEnvironment, Overreach, Tem
 from brim.data.chat.template import ChatTemplate
 from brim.errors import ConfigError, ModelError
 
-# Foreign templates reach nothing and come to an end
-
 FEW_STEPS, FEW_CHARACTERS = 20_000, 1 << 17  # in place of the bounds, which take seconds to reach
 TOO_LONG = f"it makes a text of more than {FEW_CHARACTERS:,} characters"
 ENDLESS = f"it does not come to an end within {FEW_STEPS:,} passes of its loops"
@@ -59,9 +57,14 @@ WORKING = [  # a template, and what it writes
 ]  # fmt: skip
 
 
-def test_what_templates_use_works():
+def test_what_templates_use_works_and_each_rendering_has_the_same_number_of_steps(monkeypatch):
     for source, text in WORKING:
         assert rendered(source, messages=[{"role": "user"}]) == text
+    assert MAX_STEPS == 1_000_000
+    monkeypatch.setattr(chat_sandbox, "MAX_STEPS", FEW_STEPS)
+    environment = BoundedEnvironment(today=datetime.date.min)
+    template = environment.compiled("{% for i in range(1_999) %}{% for j in range(9) %}{% endfor %}{% endfor %}done")
+    assert [environment.run(template, {}) for _ in range(2)] == ["done", "done"]
 
 
 OVERREACHING = [
@@ -165,17 +168,6 @@ def test_a_fault_is_told_in_a_line():
         assert (str(caught.value), isinstance(caught.value, Overreach)) == (why, False)
 
 
-def test_each_rendering_has_the_same_number_of_steps(monkeypatch):
-    assert MAX_STEPS == 1_000_000
-    monkeypatch.setattr(chat_sandbox, "MAX_STEPS", FEW_STEPS)
-    environment = BoundedEnvironment(today=datetime.date.min)
-    template = environment.compiled("{% for i in range(1_999) %}{% for j in range(9) %}{% endfor %}{% endfor %}done")
-    assert [environment.run(template, {}) for _ in range(2)] == ["done", "done"]
-
-
-# Where a template stands, and that it is stored as transformers reads it
-
-
 def texts(default, tool_use=None, where="t.jinja"):
     return TemplateTexts(default=default, tool_use=tool_use, where=where)
 
@@ -184,14 +176,7 @@ def write_config(folder, chat_template):
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": chat_template, "eos_token": "</s>"}))
 
 
-def test_the_file_comes_before_the_configuration(tmp_path):
-    write_config(tmp_path, "old")
-    assert read_template(None, tmp_path) == texts("old", where=str(tmp_path / "tokenizer_config.json"))
-    (tmp_path / "chat_template.jinja").write_bytes("neu ü\r\nb".encode())
-    assert read_template(None, tmp_path) == texts("neu ü\nb", where=str(tmp_path / "chat_template.jinja"))
-
-
-def test_of_named_templates_one_is_for_tools(tmp_path):
+def test_a_template_is_read_from_where_it_stands(tmp_path, monkeypatch):
     listed = [{"name": name, "template": name[0]} for name in ("default", "tool_use", "rag")]
     for given_as in (listed, {"default": "d", "tool_use": "t"}):
         write_config(tmp_path, given_as)
@@ -200,9 +185,10 @@ def test_of_named_templates_one_is_for_tools(tmp_path):
         made = ChatTemplate(found, special_tokens={}, today=datetime.date.min)
         written = [made.render([], tools, add_generation_prompt=True) for tools in (None, [{"name": "f"}])]
         assert written == ["d", "t"]
-
-
-def test_a_file_or_a_folder_can_be_named(tmp_path, monkeypatch):
+    write_config(tmp_path, "old")
+    assert read_template(None, tmp_path) == texts("old", where=str(tmp_path / "tokenizer_config.json"))
+    (tmp_path / "chat_template.jinja").write_bytes("neu ü\r\nb".encode())
+    assert read_template(None, tmp_path) == texts("neu ü\nb", where=str(tmp_path / "chat_template.jinja"))
     (tmp_path / "mine.jinja").write_text("mine")
     monkeypatch.chdir(tmp_path)
     assert read_template("mine.jinja", tmp_path / "nowhere") == texts("mine", where="mine.jinja")
@@ -248,12 +234,6 @@ def test_two_templates_in_one_file_write_the_same(default, tool_use):
         assert len({each.render("M", tools, add_generation_prompt=False) for each in made}) == 1
 
 
-def test_only_a_template_that_asks_for_the_day_depends_on_it():
-    assert texts("{{ strftime_now('%d') }}").asks_for_day()
-    assert texts("d", "{% if strftime_now is defined %}x{% endif %}").asks_for_day()
-    assert not texts("strftime_now {{ messages }}").asks_for_day()
-
-
 TOKENIZER, JINJA = "tokenizer_config.json", "chat_template.jinja"
 NO_TEMPLATES = [  # files, the one that is named, the error and the decisive words
     ({}, None, ModelError, "the tokenizer has no chat template, and chat.template names none"),
@@ -284,9 +264,10 @@ def test_a_template_that_cannot_be_had_or_is_none_is_told(tmp_path):
         with refused("t.jinja: the chat template cannot be used: ", by=ModelError):
             made = ChatTemplate(texts(source), special_tokens={}, today=datetime.date.min)
             made.render([], None, add_generation_prompt=False)
+    assert texts("{{ strftime_now('%d') }}").asks_for_day()
+    assert texts("d", "{% if strftime_now is defined %}x{% endif %}").asks_for_day()
+    assert not texts("strftime_now {{ messages }}").asks_for_day()
 
-
-# Conversations as text; and the assistant's part of it
 
 TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
 TODAY = datetime.date(2026, 1, 31)
@@ -424,9 +405,6 @@ def test_the_last_turn_can_be_learned_where_earlier_ones_are_written_otherwise()
     assert pieces(renderer("thinking", "last").learned(two)).endswith(
         f"4, “surely” <b><|im_end|>\n{TWO}{start('assistant')}«<think>\n\n</think>\n\n6<|im_end|>\n»"
     )
-
-
-def test_several_answers_of_tools_in_one_turn_are_no_merge():
     text = pieces(renderer("thinking", "last").learned(conversation("results")))
     assert "</tool_response>\n<tool_response>" in text
     assert text.count("«") == 1
@@ -458,6 +436,12 @@ def test_turns_and_tools_that_do_not_reach_the_text_are_told():
     problem = problem_with(lambda: renderer("headers").learned(conversation_of(turns, [TOOL])))
     assert problem.what == "the chat template headers.jinja drops turn 2 (assistant)"
     assert says(problem.fix, "remove it from the conversation, or name another template")
+    assert "drops turn 1 (system)" in problem_with(lambda: renderer("marked").prompt(conversation("system"))).what
+    opened = TEMPLATES["chatml"].replace("assistant\\n' }}{% endif", "assistant\\n<think>' }}{% endif")
+    problem = problem_with(lambda: renderer(opened).learned(conversation("one")))
+    assert "turn 1 with the beginning of the next answer otherwise alone than in the whole" in problem.what
+    cell = '[{"role": "user", "content": "\\ud83d"}, {"role": "assistant", "content": "a"}]'
+    assert "half of a character" in problem_with(lambda: renderer("chatml").learned(conversation_of(cell))).what
 
 
 MERGING = (
@@ -480,15 +464,12 @@ def test_turns_that_are_merged_are_told():
     assert pieces(renderer(MERGING).learned(conversation_of([USER, ANSWER]))) == (
         "<user>What is 2+2?</s><assistant>«4, “surely” <b></s>»"
     )
-
-
-def test_turns_are_merged_even_where_a_template_reads_what_they_say():
     picky = "{% for m in messages %}{% if 'qz' in m.content %}{{ raise_exception('?') }}{% endif %}{% endfor %}"
     problem = problem_with(lambda: renderer(picky + MERGING, "last").learned(conversation_of([USER, AGAIN, ANSWER])))
     assert problem.what.endswith("merges the turns 1 and 2 (user, user) into one")
 
 
-def test_a_turn_with_a_weight_is_not_learned_as_any_other():
+def test_a_turn_with_a_weight_is_refused_and_thoughts_that_are_dropped_are_counted():
     weighed = conversation_of([USER, {**ANSWER, "weight": 0}, AGAIN, {**SECOND, "weight": 1.0}])
     problem = problem_with(lambda: renderer("chatml").learned(weighed))
     assert problem.what == "turn 2 (assistant) has the weight 0, and brim would learn it as any other"
@@ -497,15 +478,7 @@ def test_a_turn_with_a_weight_is_not_learned_as_any_other():
     last = conversation_of([USER, {**ANSWER, "weight": 0.5}])
     assert "end the conversation before the turn" in problem_with(lambda: renderer("chatml", "last").learned(last)).fix
     renderer("chatml").prompt(weighed)
-
-
-def test_thoughts_that_are_dropped_are_counted():
-    conversations = [
-        [USER, THOUGHT],
-        [USER, THOUGHT],
-        [USER, {**ANSWER, "thinking": ""}],
-        [USER, THOUGHT, USER, ANSWER],
-    ]
+    conversations = [*[[USER, THOUGHT]] * 2, [USER, {**ANSWER, "thinking": ""}], [USER, THOUGHT, USER, ANSWER]]
     for name, num_dropped in [("chatml", 2), ("thinking", 0)]:
         made = renderer(name, "last")
         for turns in conversations:
@@ -538,12 +511,3 @@ def test_whatever_is_said_what_is_learned_is_the_answers(exchanges, system):
     assert ends == [f"{answer}<|im_end|>\n" for _, answer in exchanges]
     text = template("chatml").render(turns, None, add_generation_prompt=False)
     assert "".join(piece.text for piece in made) == text
-
-
-def test_a_prompt_that_loses_a_turn_a_beginning_of_no_answer_and_half_a_character_are_told():
-    assert "drops turn 1 (system)" in problem_with(lambda: renderer("marked").prompt(conversation("system"))).what
-    opened = TEMPLATES["chatml"].replace("assistant\\n' }}{% endif", "assistant\\n<think>' }}{% endif")
-    problem = problem_with(lambda: renderer(opened).learned(conversation("one")))
-    assert "turn 1 with the beginning of the next answer otherwise alone than in the whole" in problem.what
-    cell = '[{"role": "user", "content": "\\ud83d"}, {"role": "assistant", "content": "a"}]'
-    assert "half of a character" in problem_with(lambda: renderer("chatml").learned(conversation_of(cell))).what

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import re
 import shutil
 import subprocess
@@ -11,7 +10,7 @@ import subprocess
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, given, strategies as st
 from tests.messages import refused, says
 from tests.properties import examples
 
@@ -34,12 +33,6 @@ def source_of(tmp_path, content, name="d.csv"):
     return read(tmp_path / name)
 
 
-def table_of(tmp_path, text):
-    return source_of(tmp_path, text).table
-
-
-# Cells and lines
-
 KINDS = [  # cells, the kind of their column, and its values
     (["1", "-20", "3"], "int64", [1, -20, 3]), (["1", "", "NaN"], "int64", [1, None, None]),
     (["0.5", "1.0", "-2.25"], "double", [0.5, 1.0, -2.25]), (["0.5", "NA", ""], "double", [0.5, None, None]),
@@ -54,7 +47,7 @@ KINDS = [  # cells, the kind of their column, and its values
 
 def test_a_column_is_numbers_only_where_that_changes_no_text(tmp_path):
     for cells, kind, values in KINDS:
-        column = table_of(tmp_path, "id,x\n" + "".join(f"r,{cell}\n" for cell in cells))["x"]
+        column = source_of(tmp_path, "id,x\n" + "".join(f"r,{cell}\n" for cell in cells)).table["x"]
         assert (str(column.type), column.to_pylist()) == (kind, values)
 
 
@@ -76,60 +69,72 @@ def test_the_kind_of_a_column_does_not_depend_on_the_blocks_it_is_read_in(data, 
     assert len(kinds) == 1
 
 
-def test_blocks_that_write_numbers_in_two_ways_make_no_column_of_numbers():
-    for one, other, kind in [("3", "3.5", ColumnKind.WRITTEN_NUMBER), ("1,5", "2.5", ColumnKind.TEXT)]:
-        for cells in ([one, other], [other, one]):
-            first, second = (pa.array([cell], pa.string()) for cell in cells)
-            made = refine(refine(ColumnKind.EMPTY, first, decimal_commas=True), second, decimal_commas=True)
-            assert made is kind
-
-
-PLAIN_CELLS = st.text(
-    st.sampled_from(["a", "1", "0", ".", ",", '"', "\n", "\r", " ", "ü", "\u2028", "\x0b"]), max_size=6
-)
-
-
-@given(
-    rows=st.lists(st.tuples(PLAIN_CELLS, PLAIN_CELLS, st.booleans(), st.integers(0, 2)), min_size=1, max_size=12),
-    ending=st.sampled_from(["\n", "\r\n", "\r"]),
-)
-@examples(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_cells_come_out_as_they_went_in_and_rows_are_found_on_their_lines(tmp_path, rows, ending):
-    text = f"q,a{ending}"
-    lines = []
-    for *cells, all_quoted, num_blank in rows:
-        text += ending * num_blank
-        lines.append(1 + _num_line_ends(text))
-        text += ",".join(_written(cell, all_quoted) for cell in cells) + ending
-    (tmp_path / "data.csv").write_bytes(text.encode())
-    source = read(tmp_path / "data.csv")
-    for position, name in enumerate(("q", "a")):
-        assert cell_texts(source.table[name]) == [row[position] for row in rows]
-    assert [source.locate(row) for row in range(len(rows))] == [f"data.csv:{line}" for line in lines]
-
-
-def _written(cell, quoted):
-    return '"' + cell.replace('"', '""') + '"' if quoted or set(cell) & set(',"\n\r') else cell
+def test_numbers_that_are_written_in_two_ways_make_no_column_of_numbers():
+    for cells, kind in [(["3", "3.5"], ColumnKind.WRITTEN_NUMBER), (["1,5", "2.5"], ColumnKind.TEXT)]:
+        assert refine(ColumnKind.EMPTY, pa.array(cells), decimal_commas=True) is kind
 
 
 def _num_line_ends(text):
     return text.count("\n") + text.count("\r") - text.count("\r\n")
 
 
-def test_empty_lines_and_quoted_line_breaks_are_counted(tmp_path):
-    source = source_of(tmp_path, '\nq,a\n\n"one\n\ntwo",x\n\n\ny,"z\n"\nlast,row\n')
-    assert source.table["q"].to_pylist() == ["one\n\ntwo", "y", "last"]
-    assert [source.locate(row) for row in range(3)] == ["d.csv:4", "d.csv:9", "d.csv:11"]
+LETTERS = ["a", "1", "0", ".", ",", ";", "\t", "|", '"', "\n", "\r", " ", "ü", "é", "ß", "\u2028", "\x0b"]
+CELLS = st.text(st.sampled_from(LETTERS), max_size=6)
 
 
-def test_a_row_longer_than_a_block_is_read_and_a_broken_line_located_behind_it(tmp_path, monkeypatch):
+@st.composite
+def tables(draw):
+    """A header of plain names, and rows of as many cells, each in quotes throughout or not, behind some empty lines."""
+    names = draw(st.lists(st.sampled_from(["Nr", "Straße", "Ort", "q", "a"]), min_size=2, max_size=4, unique=True))
+    row = st.tuples(st.tuples(*[CELLS] * len(names)).filter(any), st.booleans(), st.integers(0, 2))
+    return names, draw(st.lists(row, min_size=1, max_size=25))
+
+
+def _written(cell, sign, in_quotes):
+    return '"' + cell.replace('"', '""') + '"' if in_quotes or set(cell) & {sign, '"', "\r", "\n"} else cell
+
+
+@given(
+    table=tables(),
+    sign=st.sampled_from([",", ";", "\t", "|"]),
+    encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32", "cp1252"]),
+    ending=st.sampled_from(["\n", "\r\n", "\r"]),
+    says=st.booleans(),
+)
+@examples(250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_table_comes_out_of_any_form_as_it_went_in_with_its_rows_on_their_lines(
+    tmp_path, table, sign, encoding, ending, says
+):
+    names, rows = table
+    # Windows-1252 is recognised by words, not by letters drawn by chance.
+    letters = str.maketrans(dict.fromkeys("üéß\u2028", "o") if encoding == "cp1252" else {})
+    names, rows = (
+        [name.translate(letters) for name in names],
+        [([cell.translate(letters) for cell in cells], *how) for cells, *how in rows],
+    )
+    text, lines = (f"sep={sign}{ending}" if says else "") + sign.join(names) + ending, []
+    for cells, in_quotes, num_blank in rows:
+        text += ending * num_blank
+        lines.append(1 + _num_line_ends(text))
+        text += sign.join(_written(cell, sign, in_quotes) for cell in cells) + ending
+    source = source_of(tmp_path, (("\ufeff" if encoding == "utf-16-be" else "") + text).encode(encoding))
+    assert source.table.column_names == names
+    for position, name in enumerate(names):
+        assert cell_texts(source.table[name]) == [cells[position] for cells, *_ in rows]
+    assert [source.locate(row) for row in range(len(rows))] == [f"d.csv:{line}" for line in lines]
+
+
+def test_empty_lines_are_counted_and_rows_longer_than_a_block_are_read(tmp_path, monkeypatch):
+    source = source_of(tmp_path, '\nq,a\n\n"one\n\ntwo",x\n,\n\ny,"z\n"\n')
+    assert source.table["q"].to_pylist() == ["one\n\ntwo", None, "y"]
+    assert [source.locate(row) for row in range(3)] == ["d.csv:4", "d.csv:7", "d.csv:9"]
     source = source_of(tmp_path, "q,a\n" + "x" * 200_000 + ",y\nz\n")
     assert [source.locate(row) for row in source.faults] == ["d.csv:3"]
     assert source.table["q"].to_pylist() == ["x" * 200_000, None]
     assert csv.field_size_limit() == 131_072
     monkeypatch.setattr(read_csv, "BLOCK_BYTES", 100)
     long = "x" * 150_000
-    table = table_of(tmp_path, f"q,n\nshort,1\n{long},2\n" + "short,3\n" * 50)
+    table = source_of(tmp_path, f"q,n\nshort,1\n{long},2\n" + "short,3\n" * 50).table
     assert table["q"].to_pylist() == ["short", long, *["short"] * 50]
     assert table["n"].to_pylist() == [1, 2, *[3] * 50]
 
@@ -141,26 +146,17 @@ def test_a_stray_quote_is_told_where_it_can_be_and_refused_where_it_cannot(tmp_p
     assert (list(source.faults), problem.what) == ([2], "text follows a closing quote")
     assert problem.fix == 'inside a quoted cell, write a quote twice: ""'
     with refused("d.csv:3: text follows a closing quote; … in the 3 lines that it takes, cannot be told", by=DataError):
-        table_of(tmp_path, 'q,a\nx,y\n1,"x\n2,y\n3,"z",w\n4,5\n')
-
-
-def test_a_ragged_row_of_several_lines_is_one_row(tmp_path):
-    source = source_of(tmp_path, 'q,a\nx,y\n1,"x\n\ny",3\n4,5\n')
-    (problem,) = source.faults.values()
-    assert ([source.locate(row) for row in source.faults], problem.what) == (
-        ["d.csv:3"],
-        "3 fields where the header has 2",
-    )
-    assert source.table.to_pylist()[2] == {"q": "4", "a": "5"}
-    assert source.locate(2) == "d.csv:6"
+        source_of(tmp_path, 'q,a\nx,y\n1,"x\n2,y\n3,"z",w\n4,5\n')
+    source = source_of(tmp_path, 'q,a\nx,y\n1,"x\n\ny",3\n4,5\n')  # a ragged row of several lines is one row
+    assert {source.locate(row): problem.what for row, problem in source.faults.items()} == {
+        "d.csv:3": "3 fields where the header has 2"
+    }
+    assert (source.table.to_pylist()[2], source.locate(2)) == ({"q": "4", "a": "5"}, "d.csv:6")
     (problem,) = source_of(tmp_path, "q\na\nb,c\nd\n").faults.values()
     assert (problem.what, problem.expected) == ("2 fields where the header has 1", "1 field")
 
 
-# Separators and encodings
-
-
-def test_another_separator_is_read_and_noted(tmp_path):
+def test_another_separator_is_read_and_noted_and_signs_within_cells_are_none(tmp_path):
     for name, sign, other, words in [
         ("d.csv", ";", ",", "semicolons"),
         ("d.csv", "\t", ",", "tabs"),
@@ -179,9 +175,15 @@ def test_another_separator_is_read_and_noted(tmp_path):
         assert (kind_of(note), topic_of(note)) == ("warning", "rows"), "every cell depends on it"
         assert short_of(note) == f"{name} is read with {words} between its fields"
         assert source.locate(1) == f"{name}:3"
+    for text in ["a;b\nx\ny;z;w\n", "one column\nthis; that\n", "a;b\nfirst; second; third\n"]:
+        assert source_of(tmp_path, text).table.num_columns == 1
+    rows = source_of(tmp_path, "from, to;text\nhello, there;short, one\nbye, then;over\n").table.to_pylist()
+    assert rows[1] == {"from, to": "bye, then", "text": "over"}
+    source = source_of(tmp_path, "a;b\n1;2\n3;4\nbroken\n5;6\n")
+    assert [source.locate(row) for row in source.faults] == ["d.csv:4"]
 
 
-def test_what_excel_saves_is_read_and_noted(tmp_path):
+def test_what_excel_saves_is_read_and_noted_and_a_first_line_names_the_separator(tmp_path):
     for encoding, name in [
         ("utf-8", ""),
         ("utf-8-sig", ""),
@@ -202,9 +204,6 @@ def test_what_excel_saves_is_read_and_noted(tmp_path):
     for codec, mark in (("utf-16-le", b"\xff\xfe"), ("utf-16-be", b"\xfe\xff"), ("utf-32-be", b"\0\0\xfe\xff")):
         assert source_of(tmp_path, mark + TICKETS.encode(codec)).table.to_pylist() == ROWS
     assert source_of(tmp_path, "q,a\nGröße; und; so,x\n").notes == ()
-
-
-def test_a_first_line_names_the_separator(tmp_path):
     source = source_of(tmp_path, "sep=;\r\n" + TICKETS)
     assert (source.table.to_pylist(), source.notes) == (ROWS, ())
     assert source.locate(0) == "d.csv:3"
@@ -212,15 +211,6 @@ def test_a_first_line_names_the_separator(tmp_path):
     assert one_column.table.to_pylist() == [{"a;b": "x;y"}, {"a;b": "z;w"}]
     assert source_of(tmp_path, "sep=|\na|b\nx|y\nbroken\n").locate(1) == "d.csv:4"
     assert source_of(tmp_path, "sep=^\na^b\nx^y\n").table.to_pylist() == [{"a": "x", "b": "y"}]
-
-
-def test_semicolons_and_commas_within_cells_are_no_separators(tmp_path):
-    for text in ["a;b\nx\ny;z;w\n", "one column\nthis; that\n", "a;b\nfirst; second; third\n"]:
-        assert source_of(tmp_path, text).table.num_columns == 1
-    rows = source_of(tmp_path, "from, to;text\nhello, there;short, one\nbye, then;over\n").table.to_pylist()
-    assert rows[1] == {"from, to": "bye, then", "text": "over"}
-    source = source_of(tmp_path, "a;b\n1;2\n3;4\nbroken\n5;6\n")
-    assert [source.locate(row) for row in source.faults] == ["d.csv:4"]
 
 
 def test_numbers_with_a_decimal_comma_stay_as_they_are_written(tmp_path, make_config, encoder):
@@ -234,16 +224,11 @@ def test_numbers_with_a_decimal_comma_stay_as_they_are_written(tmp_path, make_co
     made = prepare(source, config, encoder, context_length=64)
     texts = [encoder.decode(row.input_ids.tolist(), skip_special_tokens=True) for row in made.splits["train"]]
     assert texts == ["x 12.5: ja", "z 3.0: ja"]
-
-
-def test_a_comma_in_a_number_is_none_of_its_decimals_where_commas_separate(tmp_path, make_config, encoder):
-    source = source_of(tmp_path, 'q,Preis,a\nx,"1,234",ja\n')
+    source = source_of(tmp_path, 'q,Preis,a\nx,"1,234",ja\n')  # where commas separate, none is of a number's decimals
     config = make_config(prompt__template="{q} {Preis:.1f}: ")
     with pytest.raises(DataError, match="column Preis holds '1,234'"):
         prepare(source, config, encoder, context_length=64)
 
-
-# What is not read
 
 CYRILLIC = "вопрос;ответ\n" + "Как сбросить пароль от почты?;Через настройки профиля\n" * 3
 REFUSED = {
@@ -288,14 +273,11 @@ WESTERN = {
 }
 
 
-def test_western_languages_are_read_as_windows_1252(tmp_path):
+def test_western_languages_are_read_as_windows_1252_and_damaged_bytes_are_not(tmp_path):
     for text in WESTERN.values():
         source = source_of(tmp_path, f"q;a\n{text};x\n".encode("cp1252"))
         assert source.table["q"].to_pylist() == [text]
         assert likely_encoding(tmp_path / "d.csv") == "WINDOWS-1252"
-
-
-def test_damaged_bytes_are_no_letters_of_windows_1252_and_utf8_with_a_wrong_byte_stays_utf8(tmp_path):
     source = source_of(tmp_path, b"q,a\nadd,x\nadd \xff\xfe =,y\nadd,z\n")
     assert (list(source.faults), source.notes) == ([1], ())
     source = source_of(tmp_path, "q,a\nGröße,x\n".encode() + b"caf\xe9,y\n")
@@ -312,68 +294,15 @@ def test_a_wrong_byte_beyond_the_beginning_is_told_with_its_line(tmp_path, monke
     western = source_of(tmp_path, b"q,a\n" + b"caf\xe9,x\n" * 40 + b"\x81,y\n")
     assert western.faults[40].what == "byte 0x81 is not Windows-1252 text, as which the file is read"
     assert western.table["q"].to_pylist()[39:] == ["café", None]
-    with pytest.raises(
-        DataError, match=r"d\.csv:42: this is not UTF-16 text, as which the file begins: truncated data"
-    ):
-        source_of(tmp_path, ("q,a\n" + "x,y\n" * 40 + "x,y").encode("utf-16") + b"x")
-    with pytest.raises(DataError, match=r"d\.csv:3: this is not UTF-16 text, as which the file begins: byte 0x00"):
-        source_of(tmp_path, "q,a\nx,y\n\0,y\n".encode("utf-16"))
-
-
-def test_only_the_beginning_of_a_large_file_is_looked_at(tmp_path, monkeypatch):
-    monkeypatch.setattr("brim.data.read.encoding.HEAD_BYTES", 1000)
-    (tmp_path / "d.csv").write_bytes(b"a;b\n" + b"x;y\n" * 100_000 + b"\xff" * 10)
+    for text, words in [
+        (("q,a\n" + "x,y\n" * 40 + "x,y").encode("utf-16") + b"x", "d.csv:42: … UTF-16 text, … truncated data"),
+        ("q,a\nx,y\n\0,y\n".encode("utf-16"), "d.csv:3: … UTF-16 text, … byte 0x00"),
+    ]:
+        with refused(words, by=DataError):
+            source_of(tmp_path, text)
+    (tmp_path / "d.csv").write_bytes(b"a;b\n" + b"x;y\n" * 100_000 + b"\xff" * 10)  # whose end is not looked at
     form = csv_form(tmp_path / "d.csv", usual=",")
     assert (form.encoding, form.separator) == ("utf-8", ";")
-
-
-# Any table
-
-LETTERS = ["a", "1", "0", ".", ",", ";", "\t", "|", '"', "\n", "\r", " ", "ü", "é", "ß"]
-CELLS = st.text(st.sampled_from(LETTERS), max_size=6)
-
-
-@st.composite
-def tables(draw):
-    """A header of plain names, and rows of as many cells."""
-    names = draw(st.lists(st.sampled_from(["Nr", "Straße", "Ort", "q", "a"]), min_size=2, max_size=4, unique=True))
-    row = st.tuples(*[CELLS] * len(names)).filter(any)
-    return names, draw(st.lists(row, min_size=1, max_size=25))
-
-
-def written(names, rows, *, sign, all_quoted, ending):
-    """As programs write a table: in quotes where it has to be, or throughout."""
-
-    def cell(text):
-        return '"' + text.replace('"', '""') + '"' if all_quoted or set(text) & {sign, '"', "\r", "\n"} else text
-
-    return "".join(sign.join(map(cell, row)) + ending for row in [names, *rows])
-
-
-@given(
-    table=tables(),
-    sign=st.sampled_from([",", ";", "\t", "|"]),
-    encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32", "cp1252"]),
-    all_quoted=st.booleans(),
-    ending=st.sampled_from(["\n", "\r\n", "\r"]),
-    says=st.booleans(),
-)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
-def test_any_table_comes_out_of_any_form_as_it_went_in(tmp_path, table, sign, encoding, all_quoted, ending, says):
-    names, rows = table
-    text = written(names, rows, sign=sign, all_quoted=all_quoted, ending=ending)
-    if encoding == "cp1252":  # which is recognised by words, not by letters drawn by chance
-        text = text.replace("ü", "o").replace("é", "o").replace("ß", "o")
-    mark = "\ufeff" if encoding == "utf-16-be" else ""
-    content = (mark + (f"sep={sign}{ending}" if says else "") + text).encode(encoding)
-    source = source_of(tmp_path, content)
-    expected = [cells for cells in csv.reader(io.StringIO(text, newline=""), delimiter=sign) if cells]
-    assert source.table.column_names == expected[0]
-    for position, name in enumerate(expected[0]):
-        assert cell_texts(source.table[name]) == [row[position] for row in expected[1:]]
-
-
-# Columns without a name
 
 
 @pytest.mark.parametrize("separator", [",", ";"])
@@ -394,24 +323,19 @@ def test_columns_without_a_name_are_named_as_pandas_does_or_left_out_where_empty
         assert [name for name in source.table.column_names if name not in ("q", "a")] == [named[0], named[5]]
 
 
-def test_one_column_without_a_name_is_told_in_the_singular_and_a_name_is_not_given_twice(tmp_path):
+def test_one_column_without_a_name_a_name_that_is_taken_and_a_file_without_any(tmp_path):
     (note,) = source_of(tmp_path, "q,a,\nx,1,\n").notes
     assert note == "d.csv: column 3 has neither a name nor a value, and is left out"
     source = source_of(tmp_path, "q,a,\nx,1,z\n", name="e.csv")
     assert source.notes == ("e.csv: a column without a name is read: column 3 as `Unnamed: 2`",)
     assert read(tmp_path / "e.csv").notes == source.notes  # also where an earlier reading was kept
     assert source_of(tmp_path, "Unnamed: 1,\nx,y\n").table.to_pylist() == [{"Unnamed: 1": "x", "Unnamed: 1.1": "y"}]
-
-
-def test_a_file_without_any_name_keeps_its_columns(tmp_path):
     assert source_of(tmp_path, ",\n1,2\n").table.to_pylist() == [{"Unnamed: 0": 1, "Unnamed: 1": 2}]
     with refused("none.csv: there is a header but no rows"):
         source_of(tmp_path, ",,\n", name="none.csv")
     empty = source_of(tmp_path, ",\n,\n", name="empty.csv").table
     assert empty.to_pylist() == [{"Unnamed: 0": None, "Unnamed: 1": None}]
 
-
-# A quote that is left open and closed by a later one: the rows between are one cell, which is told
 
 QUESTIONS = [f"question {number},answer {number}" for number in range(20)]
 
@@ -421,7 +345,7 @@ def notes_on(path, lines):
     return read(path).notes
 
 
-def test_rows_within_a_cell_are_told_with_their_place(tmp_path):
+def test_rows_within_a_cell_are_told_with_their_place_and_other_cells_of_several_lines_are_not(tmp_path):
     for opened, closed in [
         ('"question 4,answer 4', 'question 12","answer 12"'),
         ('question 4,"answer 4', 'question 12,answer 12"'),
@@ -429,9 +353,6 @@ def test_rows_within_a_cell_are_told_with_their_place(tmp_path):
         lines = [opened if row == 4 else closed if row == 12 else line for row, line in enumerate(QUESTIONS)]
         (note,) = notes_on(tmp_path / "a.csv", lines)
         assert says(note, "1 cell holds lines that look like rows of their own: a.csv:6 (7 of them)")
-
-
-def test_other_cells_of_several_lines_are_not_told(tmp_path):
     for cell in [
         "one\ntwo, three\nfour\nfive, six\nseven",  # prose: not each line is cut alike
         "a\n1,\n2,\n3,\n4,\nb",  # a list: nothing follows its commas

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
+from ruamel.yaml import YAML
 from tests.messages import refused, says
 
 from brim.config import load_config
@@ -19,28 +18,22 @@ from brim.errors import ConfigError, DataError
 LABELS = {"good": {"type": "contains", "value": "good"}, "bad": {"type": "regex", "value": "bad|poor"}}
 
 
-def prepared_by(encoder, labels, *, preprocessing=None, match=LABELS):
-    feature = {"preprocessing": {"fallback_label": "none of them"}, "decoder": {"match": match}}
-    config = config_of(trainer="none", feature=feature, preprocessing=preprocessing or {})
-    return prepare(read(columns(*labels)), config, encoder, context_length=None, only="full")
-
-
 @pytest.fixture
 def prepared(encoder):
     """What becomes of rows with these labels."""
-    return partial(prepared_by, encoder)
+
+    def make(labels, *, preprocessing=None, match=LABELS):
+        feature = {"preprocessing": {"fallback_label": "none of them"}, "decoder": {"match": match}}
+        config = config_of(trainer="none", feature=feature, preprocessing=preprocessing or {})
+        return prepare(read(columns(*labels)), config, encoder, context_length=None, only="full")
+
+    return make
 
 
 def config_of(*, trainer="finetune", feature=None, **keys):
-    return load_config(
-        {
-            "base_model": "base",
-            "input_features": [{"name": "q", "type": "text"}],
-            "output_features": [{"name": "label", "type": "category", **(feature or {})}],
-            "trainer": {"type": trainer},
-            **keys,
-        }
-    ).config
+    features = [{"name": "q", "type": "text"}], [{"name": "label", "type": "category", **(feature or {})}]
+    sections = {"input_features": features[0], "output_features": features[1], "trainer": {"type": trainer}}
+    return load_config({"base_model": "base", **sections, **keys}).config
 
 
 def columns(*labels):
@@ -51,6 +44,10 @@ def test_labels_are_answers_as_they_stand_in_the_data(prepared, encoder):
     rows = prepared(["good", " bad", "none of them"]).splits["full"]
     answers = [encoder.decode(row.input_ids[row.supervised], skip_special_tokens=True) for row in rows]
     assert answers == ["good", " bad", "none of them"]
+    match = {str(n): {"type": "contains", "value": str(n)} for n in (1, 2)}
+    assert len(prepared([1, 2, 2], match=match).splits["full"]) == 3
+    with pytest.raises(DataError, match=r"label '1\.5', which is unknown"):
+        prepared([1.5, 2, 2, 2], match={**match, "2.0": {"type": "contains", "value": "2"}})
 
 
 def test_unknown_labels_are_told_with_their_rows_or_left_out(prepared):
@@ -73,17 +70,7 @@ def test_unknown_labels_are_told_with_their_rows_or_left_out(prepared):
         prepared(["label 1", "label 2", "x"], match=match)
 
 
-def test_numbers_are_labels_as_they_are_written(prepared):
-    match = {str(n): {"type": "contains", "value": str(n)} for n in (1, 2)}
-    assert len(prepared([1, 2, 2], match=match).splits["full"]) == 3
-    with pytest.raises(DataError, match=r"label '1\.5', which is unknown"):
-        prepared([1.5, 2, 2, 2], match={**match, "2.0": {"type": "contains", "value": "2"}})
-
-
-# Labels that come from the data
-
-
-def test_the_labels_are_the_values_of_the_column_in_order():
+def test_the_labels_are_the_values_of_the_column_in_order_whatever_that_of_the_rows():
     source = read(columns("red", "green ", "very red", None, "", "Blue", "red"))
     config, choices = with_labels_of_data(config_of(), source)
     feature = config.output_features[0]
@@ -95,16 +82,7 @@ def test_the_labels_are_the_values_of_the_column_in_order():
     assert says(fallback, "output_features.0.preprocessing.fallback_label: red (the most frequent label, of 2 rows)")
     again, none = with_labels_of_data(config, read(columns("other", "labels")))
     assert (again, none) == (config, ())
-    assert load_config_of(dump(config)) == config
-
-
-def load_config_of(text):
-    from ruamel.yaml import YAML
-
-    return load_config(YAML(typ="safe").load(text)).config
-
-
-def test_the_labels_do_not_depend_on_the_order_of_the_rows():
+    assert load_config(YAML(typ="safe").load(dump(config))).config == config
     for order in (["b", "a", "c", "a"], ["a", "a", "c", "b"], ["c", "b", "a", "a"]):
         feature = with_labels_of_data(config_of(), read(columns(*order)))[0].output_features[0]
         assert (list(feature.rules), feature.fallback_label) == (["a", "b", "c"], "a")
@@ -124,15 +102,12 @@ def test_numbers_may_be_labels_and_a_fallback_that_is_given_stays(encoder):
 WHOLE = {"preprocessing": {"split": {"probabilities": [1.0, 0.0, 0.0]}}}
 
 
-def test_rows_without_a_label_are_left_out_and_counted(encoder):
+def test_rows_without_a_label_are_left_out_and_counted_and_labels_stand_in_the_prompt(encoder):
     report = check_data(config_of(**WHOLE), read(columns("a", "", "b", " ", None)), encoder, context_length=64)
     assert report.splits[0].num_rows == 2
     (event,) = report.events
     assert says(event, "3 of 5 rows were dropped: … (no value in `label`)")
     assert report.notes[0].startswith("output_features.0.decoder.match: 2 labels (")
-
-
-def test_the_labels_stand_in_the_prompt(encoder):
     config = config_of(**WHOLE, prompt={"template": "{__labels__}? {q}: "})
     report = check_data(config, read(columns("b", "a")), encoder, context_length=64, show=1)
     assert "a, b? q0: " in "".join(segment.text for segment in report.samples[0].segments)
@@ -160,13 +135,7 @@ def test_values_that_are_no_labels_are_told(encoder, trainer):
         assert says(str(caught.value), words), caught.value
 
 
-def test_a_fallback_within_which_a_label_stands_is_told():
-    feature = {"preprocessing": {"fallback_label": "not a"}}
-    with pytest.raises(ConfigError, match="the model's text 'not a', which it learns to write, would be read as the l"):
-        with_labels_of_data(config_of(feature=feature), read(columns("a", "b")))
-
-
-def test_each_way_of_writing_a_label_is_told_with_its_rows():
+def test_each_way_of_writing_a_label_and_a_fallback_within_which_a_label_stands_are_told():
     ways = ["BUG", "x", "Bug", "log in", "bug", "Bug", "log  in", "log  in", "bug", "Bug"]
     with pytest.raises(DataError) as caught:
         with_labels_of_data(config_of(), read(columns(*ways)))
@@ -176,16 +145,16 @@ def test_each_way_of_writing_a_label_is_told_with_its_rows():
         f"{row} 0)",
         f"column `label` writes one label in 2 ways: 'log  in' (2 rows), 'log in' (1 row: {row} 3)",
     ]
-
-
-# Labels that are probably misspelt
+    feature = {"preprocessing": {"fallback_label": "not a"}}
+    with pytest.raises(ConfigError, match="the model's text 'not a', which it learns to write, would be read as the l"):
+        with_labels_of_data(config_of(feature=feature), read(columns("a", "b")))
 
 
 def slips(*labels, **keys):
     return [(slip.label, slip.meant, slip.rows) for slip in label_slips(config_of(**keys), read(columns(*labels)))]
 
 
-def test_a_rare_label_beside_a_common_one_is_a_slip():
+def test_a_rare_label_beside_a_common_one_is_a_slip_with_a_tenth_of_its_rows():
     for rare, common in [
         ("Biling", "Billing"), ("Billling", "Billing"), ("Blling", "Billing"), ("Bililng", "Billing"),
         ("Biljing", "Billing"), ("log-inn", "log in"),
@@ -197,9 +166,6 @@ def test_a_rare_label_beside_a_common_one_is_a_slip():
         ("no", "yes"), ("q2 report", "q1 report"), ("refund", "Billing"),
     ]:  # fmt: skip
         assert slips(*[common] * 30, rare) == []  # they differ for a reason
-
-
-def test_a_slip_has_a_tenth_of_the_rows_and_one_label_that_it_can_be():
     assert slips(*["Billing"] * 20, "Biling", "Biling") == [("Biling", "Billing", [20, 21])]
     assert slips(*["Billing"] * 19, "Biling", "Biling") == []
     assert slips(*["Billing"] * 20, *["Bilding"] * 20, "Biling") == []
@@ -236,34 +202,17 @@ def test_a_thousand_labels_are_compared_in_little_time(monkeypatch):
     assert len(compared) < len(words)
 
 
-# Texts beyond what is tokenized
-
-
 def batch(prompts, answers):
     return Texts(keys=np.arange(10, 10 + len(prompts)), prompts=prompts, answers=answers)
 
 
-@pytest.fixture
-def faults():
-    return RowFaults(locate=str)
-
-
-def test_texts_within_the_bound_pass_as_they_are(faults):
-    texts = [batch(["a", "bc"], ["d", "e"]), batch(["a"], [])]
-    assert [given is passed for given, passed in zip(texts, bounded(texts, faults, most=2), strict=True)] == [
-        True,
-        True,
-    ]
+def test_texts_beyond_the_bound_are_faults_of_their_rows():
+    faults, texts = RowFaults(locate=str), [batch(["a", "bc"], ["d", "e"]), batch(["a"], [])]
+    assert all(given is passed for given, passed in zip(texts, bounded(texts, faults, most=2), strict=True))
     assert faults.problems == {}
-
-
-def test_longer_ones_are_faults_of_their_rows(faults):
     texts = [batch(["a", "bcd", "e"], ["f", "g", "hijk"]), batch(["xyz"], [])]
     (passed,) = bounded(texts, faults, most=2)
     assert (passed.keys.tolist(), passed.prompts, passed.answers) == ([10], ["a"], ["f"])
-    assert {key: problem.what for key, problem in faults.problems.items()} == {
-        11: "a text of 3 characters",
-        12: "a text of 4 characters",
-        10: "a text of 3 characters",
-    }
+    whats = {key: problem.what for key, problem in faults.problems.items()}
+    assert whats == {key: f"a text of {number} characters" for key, number in ((11, 3), (12, 4), (10, 3))}
     assert faults.problems[11].expected == "at most 2 characters"

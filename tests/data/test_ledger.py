@@ -60,15 +60,10 @@ def test_half_of_the_rows_may_be_bad_and_no_more():
         settle(faults_in(*range(11)), "drop")
     assert says(str(caught.value.problems[-1]), "data.jsonl: 11 of 20 rows are bad, … at most half … look at the first")
     assert caught.value.problems[0].where == "data.jsonl:1"
-
-
-def test_the_first_problem_of_a_row_counts():
     faults = faults_in(1)
     faults.add(1, Problem(what="another"))
     assert [entry.why for entry in settle(faults, "drop")] == ["data.jsonl:2: fault 1"]
 
-
-# The ledger
 
 WHY = "preprocessing.global_max_sequence_length is 512"
 
@@ -77,24 +72,14 @@ def cut(key, before):
     return Entry(key=key, split="train", event="cut_joined", why=WHY, tokens_before=before, tokens_after=512)
 
 
-def test_the_file_holds_every_entry(tmp_path):
+def test_the_file_holds_every_entry_and_has_all_columns(tmp_path):
     dropped = Entry(key=9, split="test", event="dropped_missing", why="no value in `a`")
     Ledger(num_rows=4000, entries=[cut(3, 3211), dropped]).write(tmp_path / "ledger.parquet")
-    assert pq.read_table(tmp_path / "ledger.parquet").to_pylist() == [
-        {"key": 3, "split": "train", "event": "cut_joined", "why": WHY, "tokens_before": 3211, "tokens_after": 512},
-        {
-            "key": 9,
-            "split": "test",
-            "event": "dropped_missing",
-            "why": "no value in `a`",
-            "tokens_before": None,
-            "tokens_after": None,
-        },
+    assert [tuple(row.values()) for row in pq.read_table(tmp_path / "ledger.parquet").to_pylist()] == [
+        (3, "train", "cut_joined", WHY, 3211, 512),
+        (9, "test", "dropped_missing", "no value in `a`", None, None),
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["ledger.parquet"]
-
-
-def test_an_empty_ledger_is_a_file_with_all_columns_and_a_place_that_cannot_be_written_is_told(tmp_path):
     Ledger(num_rows=1).write(tmp_path / "ledger.parquet")
     table = pq.read_table(tmp_path / "ledger.parquet")
     assert table.num_rows == 0
@@ -103,15 +88,13 @@ def test_an_empty_ledger_is_a_file_with_all_columns_and_a_place_that_cannot_be_w
         Ledger(num_rows=1).write(tmp_path / "nowhere" / "ledger.parquet")
 
 
-def test_the_summary_counts_and_names_the_longest():
+def test_the_summary_counts_and_names_the_longest_also_in_short():
     dropped = Entry(key=9, split="test", event="dropped_missing", why="no value in `a`")
     first, second = Ledger(num_rows=4000, entries=[cut(3, 700), dropped, cut(5, 3211)]).summary()
     assert says(first, "1 of 4,000 rows were dropped: … (no value in `a`)")
     assert says(second, f"2 of 4,000 rows were cut as a whole … the longest from 3,211 to 512 tokens ({WHY})")
     assert Ledger(num_rows=3).summary() == []
 
-
-def test_on_a_card_a_line_gives_the_count_and_what_became_of_the_rows():
     def short(*events):
         entries = [
             Entry(key=key, split="train", event=event, why=why, tokens_before=100, tokens_after=40)
@@ -119,11 +102,10 @@ def test_on_a_card_a_line_gives_the_count_and_what_became_of_the_rows():
         ]
         return [short_of(line) for line in Ledger(num_rows=9, entries=entries).summary()]
 
-    cut = ("cut_joined", "max_sequence_length is 40")
-    assert short(cut, cut) == ["2 of 9 rows cut to 40 tokens"]
-    assert short(("dropped_missing", "no value in `a`"), ("dropped_missing", "no value in `b`")) == [
-        "2 of 9 rows dropped"
-    ]
+    cut_to_40 = ("cut_joined", "max_sequence_length is 40")
+    assert short(cut_to_40, cut_to_40) == ["2 of 9 rows cut to 40 tokens"]
+    missing = ("dropped_missing", "no value in `a`"), ("dropped_missing", "no value in `b`")
+    assert short(*missing) == ["2 of 9 rows dropped"]
     bad = ("dropped_bad", "a.jsonl:4: no JSON"), ("dropped_bad", "a.jsonl:7: no JSON")
     assert short(*bad[:1]) == ["1 of 9 rows dropped: a.jsonl:4: no JSON"]
     assert short(*bad) == ["2 of 9 rows dropped: a.jsonl:4: no JSON and 1 more"]

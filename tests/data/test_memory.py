@@ -82,23 +82,19 @@ def test_rows_that_leak_are_told_without_holding_the_data(file, encoder, make_co
     assert peak_bytes(lambda: check_data(config, source, encoder, context_length=None)) < 0.3 * FILE_BYTES
 
 
-def test_a_long_template_is_filled_for_a_few_rows_at_a_time(make_config):
-    source = read({"q": [f"question {number}" for number in range(1024)], "a": ["x"] * 1024})
-    asked = prompter(make_config(prompt__template="x" * 100_000 + "{q}"), source, with_answers=True)
-    keys = source.usable_rows()
-    seen = []
-    most = peak_bytes(lambda: seen.extend(key for texts in asked.texts(keys) for key in texts.keys.tolist()))
-    assert most < 8_000_000
-    assert seen == keys.tolist()
-
-
-def test_rows_are_read_in_blocks_of_so_many_bytes_and_a_longer_one_alone():
+def test_rows_are_read_and_a_long_template_filled_in_blocks_of_so_many_bytes(make_config):
     texts = ["x" * 10] * 2000 + ["y" * spill.BLOCK_BYTES] + ["z" * (spill.BLOCK_BYTES // 4)] * 9
     table, keys = pa.table({"q": texts}), np.array([0, 5, 1999, 2000, 2001, 2004, 2009])
     found = list(blocks(table, keys))
     assert [key for block_keys, _ in found for key in block_keys.tolist()] == keys.tolist()
     assert [text for _, block in found for text in block["q"].to_pylist()] == [texts[key] for key in keys]
     assert all(block.nbytes <= 1.1 * spill.BLOCK_BYTES or len(block) == 1 for _, block in found)
+    source = read({"q": [f"question {number}" for number in range(1024)], "a": ["x"] * 1024})
+    asked = prompter(make_config(prompt__template="x" * 100_000 + "{q}"), source, with_answers=True)
+    keys, seen = source.usable_rows(), []
+    most = peak_bytes(lambda: seen.extend(key for texts in asked.texts(keys) for key in texts.keys.tolist()))
+    assert most < 8_000_000
+    assert seen == keys.tolist()
 
 
 def rows_of(path, number):
@@ -125,7 +121,9 @@ def test_kept_copies_stay_within_their_budget_and_what_was_used_last_stays(tmp_p
     assert list(cache.iterdir()) == [others]
 
 
-def test_what_a_killed_process_left_goes_and_what_another_writes_stays(tmp_path, monkeypatch, cache):
+def test_what_a_killed_process_left_goes_what_another_writes_stays_and_a_copy_may_be_taken_away(
+    tmp_path, monkeypatch, cache
+):
     monkeypatch.setattr(spill, "SPILL_BYTES", 1000)
     cache.mkdir(parents=True)
     left, written = cache / "spill-left.part", cache / "spill-written.part"
@@ -136,6 +134,14 @@ def test_what_a_killed_process_left_goes_and_what_another_writes_stays(tmp_path,
         assert not left.exists()
         assert written.exists()
     written.unlink()
+    forget = spill.forget_oldest
+
+    def forget_all(folder, pattern, **budget):
+        forget(folder, pattern, most_bytes=0)
+
+    monkeypatch.setattr(spill, "forget_oldest", forget_all)
+    assert read(rows_of(tmp_path / "data.jsonl", 21)).table["q"].to_pylist()[-1] == "21 4999"
+    assert list(cache.iterdir()) == []
 
 
 def test_a_copy_that_another_process_takes_for_abandoned_before_it_is_locked_is_begun_again(
@@ -154,15 +160,3 @@ def test_a_copy_that_another_process_takes_for_abandoned_before_it_is_locked_is_
     assert read(rows_of(tmp_path / "data.jsonl", 1)).table.num_rows == 5000
     assert [each.name for each in cache.iterdir()] == [spill._kept_path(tmp_path / "data.jsonl").name]
     assert len(made) == 2
-
-
-def test_a_copy_that_is_taken_away_while_it_is_written_is_read_all_the_same(tmp_path, monkeypatch, cache):
-    monkeypatch.setattr(spill, "SPILL_BYTES", 1000)
-    forget = spill.forget_oldest
-
-    def forget_all(folder, pattern, **budget):
-        forget(folder, pattern, most_bytes=0)
-
-    monkeypatch.setattr(spill, "forget_oldest", forget_all)
-    assert read(rows_of(tmp_path / "data.jsonl", 1)).table["q"].to_pylist()[-1] == "1 4999"
-    assert list(cache.iterdir()) == []

@@ -15,14 +15,11 @@ from tests.messages import refused, says
 from brim.data import check_data, prepare, prompter, prompts_of, texts_as_source
 from brim.data.check import Lengths, Segment
 from brim.data.read import BATCH_ROWS, cell_texts, read
-from brim.errors import DataError, Problem
+from brim.errors import DataError
 from brim.notes import kind_of, short_of, topic_of
 
 BOS, EOS = 0, 1
 EVERY_ROW_TRAINS = {"preprocessing__split__type": "random", "preprocessing__split__probabilities": [1.0, 0.0, 0.0]}
-
-
-# Cells as text, and templates over them
 
 
 def texts_of(config, source, keys=None):
@@ -119,18 +116,6 @@ def test_features_over_conversations_are_answered_with_chat(make_config, tmp_pat
     assert {problem.fix for problem in caught.value.problems} == {"name a column of the data, or add this one"}
 
 
-def test_a_row_that_does_not_fit_the_template_is_left_out_and_told(make_config):
-    source = read({"n": ["1", "x", "3"], "a": ["y", "z", "w"]})
-    asked = prompter(make_config(prompt__template="{n:.2f}"), source, with_answers=True)
-    (texts,) = asked.texts(np.arange(3))
-    assert (texts.keys.tolist(), texts.prompts, texts.answers) == ([0, 2], ["1.00", "3.00"], ["y", "w"])
-    assert asked.faults.problems == {
-        1: Problem(
-            what="column n holds 'x', which the format {n:.2f} of prompt.template does not fit", expected="a number"
-        )
-    }
-
-
 def test_a_sample_is_written_as_json_without_its_quotes_as_in_ludwig(make_config):
     texts = ["plain", 'say "hi"', "two\nlines", "größe", "back\\slash", "3.5", "it's {x}"]
     asked = prompter(make_config(prompt__template="<{__sample__}>"), read({"q": texts}), with_answers=False)
@@ -140,16 +125,10 @@ def test_a_sample_is_written_as_json_without_its_quotes_as_in_ludwig(make_config
     (note,) = asked.notes()
     assert (kind_of(note), topic_of(note)) == ("warning", "rows")
     assert says(note, "{__sample__} writes line breaks … as in Ludwig, … 4 rows; in a template, {q} is the plain text")
-
-
-def test_plain_samples_are_nothing_to_tell(make_config):
     asked = prompter(make_config(prompt__task="T"), read({"q": ["x", "1"]}), with_answers=False)
     (made,) = asked.texts(np.arange(2))
     assert made.prompts[1] == "SAMPLE INPUT: 1\n\nUSER: Complete the following task: T\n\nASSISTANT:\n"
     assert asked.notes() == []
-
-
-# Rows of tokens
 
 
 def ids(text):
@@ -205,7 +184,7 @@ def test_set_lengths_cut_and_the_ledger_tells(prepared):
     assert f"{why}: rows are cut at 8 tokens" in made.notes
 
 
-def test_the_order_of_rows_is_that_of_the_source(prepared, make_config, encoder):
+def test_rows_keep_their_order_and_a_sample_is_drawn_before_splitting(prepared, make_config, encoder):
     columns = {"q": [f"{number}" for number in range(3000)], "a": ["x"] * 3000}
     made = prepare(read(columns), make_config(), encoder, context_length=None)
     sizes = {name: len(rows) for name, rows in made.splits.items()}
@@ -217,9 +196,6 @@ def test_the_order_of_rows_is_that_of_the_source(prepared, make_config, encoder)
     assert list(alone) == ["test"]
     assert alone["test"].keys.tolist() == made.splits["test"].keys.tolist()
     assert prepared(columns, only="full").splits["full"].keys.tolist() == list(range(3000))
-
-
-def test_a_sample_is_drawn_before_splitting(prepared):
     columns = {"q": list("abcdefghij"), "a": ["x"] * 10}
     assert prepared(columns, preprocessing__sample_size=4).splits["train"].keys.tolist() == [0, 2, 3, 6]
     assert prepared(columns, preprocessing__sample_ratio=0.4).splits["train"].keys.tolist() == [0, 2, 3, 6]
@@ -240,8 +216,6 @@ def test_fixed_hash_and_stratified_splits(prepared):
     assert (validation, len(test)) == ([], 5)
     assert sorted(key // 2 for key in test if key > 5) == [3, 4]
 
-
-def test_a_column_split_that_is_not_used_is_noted(prepared):
     def noted(columns, **changes):
         return [note for note in prepared(columns, **changes).notes if "not used" in note]
 
@@ -268,16 +242,6 @@ def test_missing_cells_are_filled_or_dropped_by_default_and_as_asked(prepared):
     rows = made.splits["train"]
     assert (rows.keys.tolist(), rows.num_prompt_tokens.tolist()) == ([0, 1], [2, 3])
     assert missing(made) == [(1, "filled", "`q`"), (2, "dropped", "`a`"), (3, "dropped", "`q`, `a`")]
-
-
-def test_rows_with_nothing_to_learn_are_dropped_as_asked(prepared):
-    made = prepared(
-        {"q": ["abcdefgh", "a"], "a": ["x", "y"]},
-        preprocessing__global_max_sequence_length=6,
-        preprocessing__drop_unlearnable=True,
-    )
-    assert made.splits["train"].keys.tolist() == [1]
-    assert entries(made) == [(0, "train", "cut_joined", 11, 6), (0, "train", "dropped_unlearnable", 6, 0)]
 
 
 def test_an_empty_prompt_is_text_to_learn_from_scratch_and_an_empty_answer_is_named(prepared):
@@ -309,9 +273,6 @@ def test_prompts_to_continue_need_no_answer_and_no_split(encoder, make_config):
     config = make_config(generation__max_new_tokens=5, preprocessing__split={"type": "fixed"})
     made = prompts_of(read({"q": list("abcd"), "split": [2, 0, 2, 1]}), config, encoder, only="test")
     assert (made.rows.keys.tolist(), made.notes) == ([0, 2], ())
-
-
-def test_finished_texts_are_rows_to_continue_and_a_chat_templates_are_left_as_they_are(encoder):
     rows = texts_as_source(["ab", ""], encoder)
     assert [row.input_ids.tolist() for row in rows] == [[BOS, *ids("ab")], [BOS]]
     assert rows.num_supervised.tolist() == [0, 0]
@@ -331,6 +292,8 @@ BAD = [  # columns, changes, and the words of each problem
         f"{COLUMNS}, row 0: 1 of 2 rows have nothing to learn from … drop_unlearnable: true"]),
     ({"q": ["a"], "a": ["x"]}, {"prompt__template": "0123456789{q}", "preprocessing__global_max_sequence_length": 10}, [
         "prompt.template: … alone takes 11 tokens, and preprocessing.global_max_sequence_length is 10 … shorten the template"]),
+    ({"q": ["a"], "a": ["x"]}, {"prompt__task": "x" * 40, "preprocessing__global_max_sequence_length": 100}, [
+        "prompt.task: … 105 tokens, and preprocessing.global_max_sequence_length is 100 … shorten the task"]),
     ({"q": ["a", None, "b"], "a": [float("nan"), 1.0, None]}, MISSING, [
         f"{COLUMNS}, row 1: column `q` is empty in 1 row … input_features[0].preprocessing.missing_value_strategy to drop_row",
         f"{COLUMNS}, row 0, {COLUMNS}, row 2: column `a` is empty in 2 rows … output_features[0].preprocessing"]),
@@ -352,23 +315,12 @@ def test_data_that_cannot_be_learned_from_is_told(prepared):
     for columns, changes, words in BAD:
         with refused(*words, by=DataError):
             prepared(columns, **changes)
-
-
-def test_nothing_to_train_on_is_fine_where_nothing_is_trained(prepared):
-    columns = {"q": list("ab"), "a": list("xy"), "split": [1, 2]}
-    made = prepared(columns, preprocessing__split={"type": "fixed"}, trainer__type="none", adapter=None)
+    made = prepared(BAD[-1][0], **FIXED, trainer__type="none", adapter=None)  # which is fine where nothing is trained
     assert [len(rows) for rows in made.splits.values()] == [0, 1, 1]
 
 
-# What `brim check` tells about the data
-
-
-@pytest.fixture
-def source():
-    return read({"q": ["x" * n for n in range(1, 11)], "a": [f"answer {n}" for n in range(10)]})
-
-
-def test_the_report_counts_rows_and_tokens_and_is_json(source, encoder, make_config):
+def test_the_report_counts_rows_and_tokens_and_shows_what_is_learned(encoder, make_config):
+    source = read({"q": ["x" * n for n in range(1, 11)], "a": [f"answer {n}" for n in range(10)]})
     config = make_config(preprocessing__global_max_sequence_length=16, output__preprocessing__max_sequence_length=7)
     report = check_data(config, source, encoder, context_length=64)
     assert [(part.name, part.num_rows) for part in report.splits] == [("train", 7), ("validation", 1), ("test", 2)]
@@ -387,9 +339,6 @@ def test_the_report_counts_rows_and_tokens_and_is_json(source, encoder, make_con
     assert (told["name"], told["num_rows"], told["splits"][0]["name"]) == ("the given columns", 10, "train")
     assert set(told["samples"][0]) == {"key", "where", "segments"}
     assert told["samples"][0]["segments"][1]["supervised"] is True
-
-
-def test_lengths_are_quantiles_of_real_rows(source, encoder, make_config):
     config = make_config(preprocessing__split={"type": "random", "probabilities": [1.0, 0.0, 0.0]})
     train, validation, _ = check_data(config, source, encoder, context_length=None).splits
     assert train.prompt == Lengths(median=7, p95=11, p99=11, max=11)
@@ -397,9 +346,6 @@ def test_lengths_are_quantiles_of_real_rows(source, encoder, make_config):
     assert train.total == Lengths(median=16, p95=20, p99=20, max=20)
     assert (validation.num_rows, validation.total) == (0, None)
     assert type(train.total.median) is int
-
-
-def test_samples_are_decoded_from_what_is_learned(source, encoder, make_config):
     config = make_config(
         preprocessing__split={"type": "random", "probabilities": [0.2, 0.0, 0.8]},
         prompt__template="Q: {q}\nA:",

@@ -35,7 +35,7 @@ JSONL = "".join(json.dumps(row) + "\n" for row in ROWS)
 AS_JSON = [json.dumps(ROWS, indent=2, ensure_ascii=False), json.dumps(COLUMNS), JSONL]
 
 
-def test_every_format_gives_the_same_rows(tmp_path):
+def test_every_format_gives_the_same_rows_with_a_byte_order_mark_or_without(tmp_path):
     for name in ("data.parquet", "data.pq"):
         pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / name)
     texts = [("data.csv", CSV), ("data.CSV", CSV), ("data.tsv", TSV), ("data.jsonl", JSONL), ("data.ndjson", JSONL)]
@@ -46,9 +46,16 @@ def test_every_format_gives_the_same_rows(tmp_path):
         assert source.name == name
         assert source.table.to_pylist() == ROWS
         assert [str(field.type) for field in source.table.schema] == ["string", "int64", "double", "string"]
+    for name, text in [
+        ("data.csv", b"q,a\r\nx,y\r\n"),
+        ("data.jsonl", b'{"q": "x", "a": "y"}\r\n'),
+        ("data.json", b'[{"q": "x", "a": "y"}]'),
+    ]:
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text)
+        assert read(tmp_path / name).table.to_pylist() == [{"q": "x", "a": "y"}]
 
 
-def test_data_in_memory_gives_the_same_rows(monkeypatch):
+def test_data_in_memory_gives_the_same_rows_and_a_frames_cells_are_values(monkeypatch):
     table = pa.Table.from_pylist(ROWS)
     for data in [COLUMNS, pd.DataFrame(COLUMNS), table, ROWS, tuple(ROWS), Dataset.from_list(ROWS)]:
         source = read(data)
@@ -62,19 +69,6 @@ def test_data_in_memory_gives_the_same_rows(monkeypatch):
     ]
     monkeypatch.setitem(sys.modules, "datasets", ModuleType("datasets"))  # a module of one's own is no hindrance
     assert read({"a": ["1", "2"]}).table.num_rows == 2
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):
-    for name, text in [
-        ("data.csv", b"q,a\r\nx,y\r\n"),
-        ("data.jsonl", b'{"q": "x", "a": "y"}\r\n'),
-        ("data.json", b'[{"q": "x", "a": "y"}]'),
-    ]:
-        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text)
-        assert read(tmp_path / name).table.to_pylist() == [{"q": "x", "a": "y"}]
-
-
-def test_a_frames_categories_missing_cells_and_objects_are_values():
     source = read(pd.DataFrame({"q": pd.Categorical(["b", "a", "b"])}))
     assert source.table["q"].to_pylist() == ["b", "a", "b"]
     assert not pa.types.is_dictionary(source.table.schema.field("q").type)
@@ -83,8 +77,6 @@ def test_a_frames_categories_missing_cells_and_objects_are_values():
     frame = pd.DataFrame({"q": pd.Series(["x", None, "y"], dtype=object)})
     assert read(frame).table["q"].to_pylist() == ["x", None, "y"]
 
-
-# What is wrong with a file
 
 DROP = "set preprocessing.on_bad_row: drop to go on without such rows"
 HALF = f"column `q` holds half of a character … write the whole character, or remove it; or {DROP}"
@@ -198,7 +190,7 @@ def write_content(path, content):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def test_a_missing_file_names_the_nearest(tmp_path):
+def test_a_missing_file_names_the_nearest_and_pipes_are_not_read(tmp_path):
     (tmp_path / "train.jsonl").write_text("{}")
     for name, words in [
         ("tain.jsonl", f"no such file: {tmp_path}/tain.jsonl … did you mean {tmp_path}/train.jsonl?"),
@@ -207,6 +199,10 @@ def test_a_missing_file_names_the_nearest(tmp_path):
     ]:
         with refused(words, by=DataError):
             read(tmp_path / name)
+    os.mkfifo(tmp_path / "pipe.csv")
+    for name in (str(tmp_path / "pipe.csv"), "/dev/zero"):
+        with pytest.raises(DataError, match=f"{name}: this is not a regular file\n"):
+            read(name)
 
 
 BAD_DATA = [
@@ -256,13 +252,6 @@ def test_the_first_bad_byte_is_found_across_blocks(tmp_path, monkeypatch, text, 
     assert f"data.csv:{line}: byte 0x{bad[0]:02X} (byte {len(start)} of the file)" in str(caught.value)
 
 
-def test_what_may_never_end_is_not_read(tmp_path):
-    os.mkfifo(tmp_path / "pipe.csv")
-    for name in (str(tmp_path / "pipe.csv"), "/dev/zero"):
-        with pytest.raises(DataError, match=f"{name}: this is not a regular file\n"):
-            read(name)
-
-
 SAVE_AS = "open it in the program that wrote it and save the sheet as csv (in Excel: Save As, CSV UTF-8)"
 UNPACK = "unpack it, and name the file that it holds"
 NO_TEXT = [
@@ -277,16 +266,13 @@ NO_TEXT = [
 ]  # fmt: skip
 
 
-def test_what_is_no_text_file_is_one_message(tmp_path):
+def test_what_is_no_text_file_and_a_folder_of_files_are_one_message(tmp_path):
     for name, content, what, fix in NO_TEXT:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError) as caught:
             read(tmp_path / name)
         (problem,) = caught.value.problems
         assert (problem.what, problem.fix) == (what, fix)
-
-
-def test_a_folder_of_files_says_how_to_name_them(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
     with pytest.raises(DataError, match=r"fix: name a file in it instead$"):
@@ -298,8 +284,6 @@ def test_a_folder_of_files_says_how_to_name_them(tmp_path):
     assert caught.value.problems[0].fix == f"name a file in it instead, or all of them: '{folder}/*.csv'"
     assert read(f"{folder}/*.csv").table.num_rows == 2
 
-
-# A column whose values have no common type is text, and an error only where it is used
 
 ONE_TYPE = f"one type in all rows of a column … e.g. all as text; or {DROP}"
 MIXED_FILES = [
@@ -329,7 +313,9 @@ def require_mixed(source, words):
     assert source.notes_on_mixed(["q"]) == []
 
 
-def test_a_column_of_mixed_types_is_an_error_for_who_uses_it(tmp_path, monkeypatch):
+def test_a_column_of_mixed_types_is_an_error_where_it_is_used_and_else_a_note(
+    tmp_path, monkeypatch, encoder, make_config
+):
     for data, words in MIXED_DATA:
         require_mixed(read(data), words)
     for name, content, words in MIXED_FILES:
@@ -339,6 +325,16 @@ def test_a_column_of_mixed_types_is_an_error_for_who_uses_it(tmp_path, monkeypat
             patch.setattr("brim.data.read.spill.SPILL_BYTES", 0)
             require_mixed(read(tmp_path / name), words)
             require_mixed(read(tmp_path / name), words)  # from the copy that was kept
+    write_content(tmp_path / "data.jsonl", '{"q": "x", "a": "y", "id": 1}\n{"q": "x", "a": "y", "id": "31"}\n' * 10)
+    changes_type = "data.jsonl:2: column `id` changes its type: text here, a number in data.jsonl:1"
+    for policy in ("auto", "drop"):
+        config = make_config(preprocessing__on_bad_row=policy)
+        done = prepare(read(tmp_path / "data.jsonl"), config, encoder, context_length=64)
+        assert f"{changes_type}; it is not used, and was read as text" in done.notes
+        assert (len(done.ledger), sum(map(len, done.splits.values()))) == (0, 20)
+    for changes in ({"input__name": "id"}, {"preprocessing__split": {"type": "hash", "column": "id"}}):
+        with pytest.raises(DataError, match=r"data\.jsonl:2: column `id` changes its type"):
+            prepare(read(tmp_path / "data.jsonl"), make_config(**changes), encoder, context_length=64)
 
 
 @pytest.mark.parametrize("batch_rows", [1, 2, 4096])
@@ -395,15 +391,3 @@ def test_a_column_of_one_type_keeps_its_values_and_another_its_text(tmp_path, va
     else:
         texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
         assert column.to_pylist() == texts
-
-
-def test_a_mixed_column_that_nobody_reads_is_a_note(tmp_path, encoder, make_config):
-    write_content(tmp_path / "data.jsonl", '{"q": "x", "a": "y", "id": 1}\n{"q": "x", "a": "y", "id": "31"}\n' * 10)
-    done = prepare(read(tmp_path / "data.jsonl"), make_config(), encoder, context_length=64)
-    assert (
-        "data.jsonl:2: column `id` changes its type: text here, a number in data.jsonl:1; "
-        "it is not used, and was read as text"
-    ) in done.notes
-    for changes in ({"input__name": "id"}, {"preprocessing__split": {"type": "hash", "column": "id"}}):
-        with pytest.raises(DataError, match=r"data\.jsonl:2: column `id` changes its type"):
-            prepare(read(tmp_path / "data.jsonl"), make_config(**changes), encoder, context_length=64)

@@ -6,6 +6,7 @@ import datetime
 import importlib.util
 import json
 import os
+import shutil
 import string
 from collections import Counter
 from pathlib import Path
@@ -46,9 +47,6 @@ class LetterEncoder:
         return (counts / np.linalg.norm(counts, axis=1, keepdims=True)).astype(np.float32)
 
 
-# The rows that may be examples
-
-
 def pool_of(make_config, columns, **changes):
     config = make_config(**{"prompt__task": "T", "prompt__retrieval": ONE, **changes})
     return example_pool(config, read(columns))
@@ -58,16 +56,24 @@ def contexts_of(pool):
     return [pool.context([position]) for position in range(len(pool))]
 
 
-def test_only_training_rows_with_their_answers_and_one_for_each_input(make_config):
+def test_only_training_rows_with_their_answers_and_one_for_each_input_also_on_disk(make_config, monkeypatch):
     columns = {"q": ["one", "two", "three", "one", "four"], "a": ["1", "2", "3", "I", "4"], "split": [0, 1, 0, 0, 2]}
     pool = pool_of(make_config, columns, preprocessing__split="fixed")
     assert contexts_of(pool) == ["[{'q': 'one', 'a': '1'}]", "[{'q': 'three', 'a': '3'}]"]
     assert pool.context([1, 0]) == "[{'q': 'three', 'a': '3'}, {'q': 'one', 'a': '1'}]"
     assert pool.positions_of(["two", "three", "one", "One", "four"]).tolist() == [NONE, 1, 0, NONE, NONE]
     assert list(pool.inputs()) == [["one", "three"]]
+    monkeypatch.setattr("brim.data.read.spill.SPILL_BYTES", 10_000)
+    num_rows = 2 * BATCH_ROWS + 7
+    columns = {"q": [f"q{n}" for n in range(num_rows)], "a": list(range(num_rows))}
+    pool = pool_of(make_config, columns, preprocessing__split={"type": "random", "probabilities": [1, 0, 0]})
+    at = [0, BATCH_ROWS - 1, BATCH_ROWS, num_rows - 1]
+    assert pool.positions_of([f"q{n}" for n in at]).tolist() == at
+    assert pool.context(at) == str([{"q": f"q{n}", "a": n} for n in at])
+    assert sum(map(len, pool.inputs())) == num_rows
 
 
-def test_a_context_is_what_python_writes_of_a_list_of_dicts(make_config):
+def test_a_context_is_what_python_writes_of_a_list_of_dicts_under_the_names_of_the_features(make_config):
     day = datetime.date(2024, 1, 31)
     columns = {
         "q": ['it\'s "so"\n{x}', "größe \\"],
@@ -81,9 +87,6 @@ def test_a_context_is_what_python_writes_of_a_list_of_dicts(make_config):
     rows = [{**{name: cells[row] for name, cells in columns.items()}, "d": "2024-01-31"} for row in (0, 1)]
     assert pool.context([0, 1]) == str(rows)
     assert list(pool.inputs()) == [['it\'s "so"\n{x}\nTrue\n0.5\n2024-01-31', "größe \\\nFalse\n1e+20\n2024-01-31"]]
-
-
-def test_features_that_name_a_column_are_called_by_their_names(make_config):
     columns = {"Frage": ["x"], "Antwort": ["y"], "more": ["z"], "split": [0]}
     changes = {"input__column": "Frage", "output__column": "Antwort", "preprocessing__split": "fixed"}
     assert contexts_of(pool_of(make_config, columns, **changes)) == ["[{'q': 'x', 'a': 'y'}]"]
@@ -91,7 +94,7 @@ def test_features_that_name_a_column_are_called_by_their_names(make_config):
     assert contexts_of(pool_of(make_config, columns, **changes, **template)) == ["[{'more': 'z', 'q': 'x', 'a': 'y'}]"]
 
 
-def test_missing_cells_are_filled_or_leave_the_row_out_and_sampled_out_rows_are_no_examples(make_config):
+def test_rows_with_missing_cells_or_unknown_labels_and_sampled_out_rows_are_no_examples(make_config):
     columns = {"q": ["x", None, "z"], "a": [None, "5", "6"], "split": [0, 0, 0]}
     changes = {
         "preprocessing__split": "fixed",
@@ -102,9 +105,6 @@ def test_missing_cells_are_filled_or_leave_the_row_out_and_sampled_out_rows_are_
     assert contexts_of(pool) == ["[{'q': '?', 'a': '5'}]", "[{'q': 'z', 'a': '6'}]"]
     columns = {"q": [f"q{n}" for n in range(50)], "a": ["x"] * 50}
     assert len(pool_of(make_config, columns, preprocessing={"sample_size": 20, "split": ALL_TRAIN})) == 20
-
-
-def test_answers_that_are_no_label_of_the_category_are_no_examples(make_config):
     columns = {"q": ["x", "y", "z"], "a": ["good", "goood", " bad"], "split": [0, 0, 0]}
     labels = {"fallback_label": "bad", "vocab": ["good", "bad"]}
     category = {"output__type": "category", "output__preprocessing": labels}
@@ -113,32 +113,16 @@ def test_answers_that_are_no_label_of_the_category_are_no_examples(make_config):
     assert pool.num_unknown == 1
 
 
-def test_many_rows_lie_in_several_batches_and_on_disk(make_config, monkeypatch):
-    monkeypatch.setattr("brim.data.read.spill.SPILL_BYTES", 10_000)
-    num_rows = 2 * BATCH_ROWS + 7
-    columns = {"q": [f"q{n}" for n in range(num_rows)], "a": list(range(num_rows))}
-    pool = pool_of(make_config, columns, preprocessing__split={"type": "random", "probabilities": [1, 0, 0]})
-    at = [0, BATCH_ROWS - 1, BATCH_ROWS, num_rows - 1]
-    assert pool.positions_of([f"q{n}" for n in at]).tolist() == at
-    assert pool.context(at) == str([{"q": f"q{n}", "a": n} for n in at])
-    assert sum(map(len, pool.inputs())) == num_rows
-
-
 def test_data_without_examples_is_told(make_config):
     empty = {"input__preprocessing__missing_value_strategy": "error"}
+    two = {"prompt__retrieval": {"type": "random", "k": 2}, "preprocessing__split": "fixed"}
     for columns, changes, words in [
         ({"q": ["x", "x"], "a": ["1", "2"]}, {}, "the given columns: … 1 different inputs, and prompt.retrieval.k asks for 2"),
         ({"q": ["x", "y"], "b": ["1", "2"]}, {}, "the given columns: no column `a` … `q`, `b`, `split`"),
         ({"q": ["x", None], "a": ["1", "2"]}, empty, "the given columns, row 1: column `q` is empty … drop_row"),
     ]:  # fmt: skip
-        retrieval_of_two = {"prompt__retrieval": {"type": "random", "k": 2}}
         with refused(words, by=DataError):
-            pool_of(
-                make_config, {**columns, "split": [0, 0]}, preprocessing__split="fixed", **retrieval_of_two, **changes
-            )
-
-
-# Rows drawn by chance, each row for itself
+            pool_of(make_config, {**columns, "split": [0, 0]}, **two, **changes)
 
 
 @given(st.integers(1, 60), st.data(), st.integers(0, 2**32 - 1), st.integers(0, 2**40))
@@ -175,9 +159,6 @@ def test_the_draw_is_kept_forever_and_every_ordered_choice_is_as_likely():
     assert all(abs(count - 1000) < 4 * (1000 * 11 / 12) ** 0.5 for count in counts.values())
 
 
-# Exact nearest neighbours, against sorting everything
-
-
 def vectors(num_rows, seed, *, dimensions=5, distinct=None):
     made = np.random.default_rng(seed).normal(size=(num_rows, dimensions))
     made = (made / np.linalg.norm(made, axis=1, keepdims=True)).astype(np.float32)
@@ -209,14 +190,7 @@ def test_the_nearest_are_those_of_sorting_everything(num_pooled, num_queries, se
         assert mine not in row
 
 
-def test_rows_are_found_alike_alone_and_together():
-    embeddings, queries = vectors(9000, 1, dimensions=32), vectors(40, 2, dimensions=32)
-    own = np.full(40, NONE)
-    together = nearest(queries, embeddings, own, 4).tolist()
-    assert [nearest(queries[[row]], embeddings, own[[row]], 4).tolist()[0] for row in range(40)] == together
-
-
-def test_an_input_of_the_pool_is_not_embedded_again():
+def test_an_input_of_the_pool_is_not_embedded_again_and_rows_are_found_alike_alone_and_together():
     encoder = LetterEncoder()
     pool = ["aab", "abb", "xyz", "aaa"]
     examples = NearestExamples(embeddings=encoder.encode(pool), encoder=encoder, num_examples=2)
@@ -224,9 +198,10 @@ def test_an_input_of_the_pool_is_not_embedded_again():
     chosen = examples.choose(["aab", "xya"], np.array([0, NONE]))
     assert chosen.tolist() == [[3, 1], [2, 0]]
     assert encoder.asked == ["xya"]
-
-
-# Embeddings that are kept, and made anew when they are not what is needed
+    embeddings, queries = vectors(9000, 1, dimensions=32), vectors(40, 2, dimensions=32)
+    own = np.full(40, NONE)
+    together = nearest(queries, embeddings, own, 4).tolist()
+    assert [nearest(queries[[row]], embeddings, own[[row]], 4).tolist()[0] for row in range(40)] == together
 
 
 @pytest.fixture
@@ -257,7 +232,7 @@ def test_what_was_computed_once_is_used_again(pool, cache, name):
     assert name in (None, folder.name)
 
 
-def test_a_named_index_of_something_else_is_made_anew_and_told(pool):
+def test_an_index_of_something_else_or_a_damaged_one_is_made_again_and_told(pool, cache):
     kept(pool(), name="mine")
     for questions, identity in [
         (["one", "two", "four"], "letters"),
@@ -269,28 +244,6 @@ def test_a_named_index_of_something_else_is_made_anew_and_told(pool):
         assert asked == questions
         assert found[1] == ("prompt.retrieval: the data or the model changed since mine was made: it is made again",)
         assert kept(pool(questions), LetterEncoder(identity), "mine")[1] == []
-
-
-def test_without_a_name_each_data_and_model_has_its_own(pool, cache):
-    kept(pool())
-    found, _ = kept(pool(["another"]))
-    kept(pool(), LetterEncoder("other letters"))
-    assert found[1] == ()
-    assert len(list((cache / "retrieval").iterdir())) == 3
-
-
-def test_what_was_used_longest_ago_goes_where_there_is_too_much(pool, cache, monkeypatch):
-    kept(pool(), name="old")
-    num_bytes = sum(path.stat().st_size for path in (cache / "retrieval" / "old").iterdir())
-    monkeypatch.setattr(nearest_examples, "_MOST_KEPT_BYTES", int(2.5 * num_bytes))
-    kept(pool(), name="used")
-    kept(pool(), name="old")
-    (embeddings, _), _ = kept(pool(), name="new")
-    assert sorted(path.name for path in (cache / "retrieval").iterdir()) == ["new", "old"]
-    assert np.isfinite(embeddings).all()
-
-
-def test_a_damaged_index_is_made_anew_and_told(pool, cache):
     kept(pool(), name="mine")
     folder = cache / "retrieval" / "mine"
     for damage, reason in [
@@ -307,6 +260,23 @@ def test_a_damaged_index_is_made_anew_and_told(pool, cache):
         assert kept(pool(), name="mine")[1] == []
 
 
+def test_without_a_name_each_data_and_model_has_its_own_index_and_the_oldest_goes(pool, cache, monkeypatch):
+    kept(pool())
+    found, _ = kept(pool(["another"]))
+    kept(pool(), LetterEncoder("other letters"))
+    assert found[1] == ()
+    assert len(list((cache / "retrieval").iterdir())) == 3
+    shutil.rmtree(cache / "retrieval")
+    kept(pool(), name="old")
+    num_bytes = sum(path.stat().st_size for path in (cache / "retrieval" / "old").iterdir())
+    monkeypatch.setattr(nearest_examples, "_MOST_KEPT_BYTES", int(2.5 * num_bytes))
+    kept(pool(), name="used")
+    kept(pool(), name="old")
+    (embeddings, _), _ = kept(pool(), name="new")
+    assert sorted(path.name for path in (cache / "retrieval").iterdir()) == ["new", "old"]
+    assert np.isfinite(embeddings).all()
+
+
 def test_a_full_disk_is_told(pool, cache, monkeypatch):
     def full(path):
         raise OSError(28, "No space left on device")
@@ -316,8 +286,6 @@ def test_a_full_disk_is_told(pool, cache, monkeypatch):
     with refused(words, by=OutputError):
         kept(pool(), name="mine")
 
-
-# Models that compare inputs: found, checked and, where the package is there, run
 
 KEY, OWN = "prompt.retrieval.model_name", "sentence_transformers.models."
 
@@ -344,21 +312,11 @@ def refusal_of(name):
     return str(caught.value)
 
 
-def test_without_the_package_the_error_says_how_to_get_it(monkeypatch, model_folder):
+def test_without_the_package_or_a_model_the_error_says_what_to_do(monkeypatch, model_folder):
     monkeypatch.setattr(nearest_examples, "is_installed", lambda: False)
     assert says(refusal_of(model_folder), f"{KEY}: … pip install 'brim[retrieval]', or … random")
+    monkeypatch.setattr(nearest_examples, "is_installed", lambda: True)
 
-
-def test_pickled_weights_are_refused(installed, model_folder):
-    (model_folder / "2_Dense").mkdir()
-    (model_folder / "2_Dense" / "pytorch_model.bin").write_bytes(b"")
-    words = "weights are pickled (2_Dense/pytorch_model.bin), which can run code … save the model again"
-    assert says(refusal_of(model_folder), f"{model_folder}: {words}")
-    (model_folder / "2_Dense" / "model.safetensors").write_bytes(b"")
-    load_sentence_encoder(str(model_folder))
-
-
-def test_a_path_or_a_hub_id_that_leads_nowhere(installed, monkeypatch):
     def unreachable(repo, allow_patterns):
         assert not any(pattern.endswith("bin") for pattern in allow_patterns)
         raise ConnectionError(repo)
@@ -373,7 +331,18 @@ def test_a_path_or_a_hub_id_that_leads_nowhere(installed, monkeypatch):
         assert local_folder(name) is None
 
 
-def test_a_folder_that_asks_for_code_is_refused(installed, model_folder):
+def test_pickled_weights_and_code_are_refused_and_the_identity_changes_with_the_files(installed, model_folder):
+    first = load_sentence_encoder(str(model_folder)).identity
+    assert load_sentence_encoder(str(model_folder)).identity == first
+    (model_folder / "model.safetensors").write_bytes(b"others!")
+    os.utime(model_folder / "model.safetensors", ns=(0, 0))
+    assert load_sentence_encoder(str(model_folder)).identity != first
+    (model_folder / "2_Dense").mkdir()
+    (model_folder / "2_Dense" / "pytorch_model.bin").write_bytes(b"")
+    words = "weights are pickled (2_Dense/pytorch_model.bin), which can run code … save the model again"
+    assert says(refusal_of(model_folder), f"{model_folder}: {words}")
+    (model_folder / "2_Dense" / "model.safetensors").write_bytes(b"")
+    load_sentence_encoder(str(model_folder))
     assert isinstance(load_sentence_encoder(str(model_folder)), FolderSentenceEncoder)  # nothing is loaded yet
     for file, content, reason in [
         ("modules.json", [{"type": "os.system"}], "a module is not the library's own: 'os.system'"),
@@ -385,14 +354,6 @@ def test_a_folder_that_asks_for_code_is_refused(installed, model_folder):
         (model_folder / file).write_text(json.dumps(content))
         assert reason in refusal_of(model_folder)
         (model_folder / file).write_text(before)
-
-
-def test_the_identity_changes_with_the_folders_files(installed, model_folder):
-    first = load_sentence_encoder(str(model_folder)).identity
-    assert load_sentence_encoder(str(model_folder)).identity == first
-    (model_folder / "model.safetensors").write_bytes(b"others!")
-    os.utime(model_folder / "model.safetensors", ns=(0, 0))
-    assert load_sentence_encoder(str(model_folder)).identity != first
 
 
 @pytest.mark.skipif(
@@ -410,8 +371,6 @@ def test_a_real_model_finds_what_means_the_same():
     likeness = vectors @ vectors.T - 2 * np.eye(4)
     assert likeness.argmax(axis=1).tolist() == [2, 3, 0, 1]
 
-
-# The examples in each row's prompt
 
 ROWS = {"q": ["aab", "abb", "xyz", "aaa", "xxy", "aab"], "a": list("123456"), "split": [0, 0, 0, 0, 1, 2]}
 CONTEXT = {"prompt__template": "{__context__}>{q}", "preprocessing__split": "fixed"}
@@ -439,13 +398,20 @@ def examples_of(prompts):
     return [(own, [example["q"] for example in eval(context)]) for context, _, own in prompts]  # noqa: S307
 
 
-def test_the_nearest_training_rows_come_first_and_a_rows_own_input_never(make_config, letters):
+def test_the_nearest_training_rows_come_first_and_as_they_are_a_rows_own_input_never(make_config, letters):
     made, prompts = asked_for(make_config(**SEMANTIC), ROWS)
     nearest_inputs = [["aaa", "abb"], ["aab", "aaa"], ["aab", "abb"], ["aab", "abb"], ["xyz", "aab"], ["aaa", "abb"]]
     assert examples_of(prompts) == list(zip(ROWS["q"], nearest_inputs, strict=True))
     assert prompts[0][0] == "[{'q': 'aaa', 'a': '4'}, {'q': 'abb', 'a': '2'}]"
     assert letters.asked == ["aab", "abb", "xyz", "aaa", "xxy"]  # inputs alone, and each once
     assert made.notes() == []
+    columns = {"q": ["{q}", "{__task__}{{", "{__context__}"], "a": ["{a.__class__}"] * 3, "split": [0] * 3}
+    template = {**RANDOM, "prompt__template": "{__task__}{__context__}>{q}", "prompt__task": "{q}"}
+    _, prompts = asked_for(make_config(**template), columns)
+    assert [own for _, _, own in prompts] == columns["q"]
+    for context, _, own in prompts:
+        assert context.startswith("{q}[")
+        assert sorted(example["q"] for example in eval(context[3:])) == sorted({*columns["q"]} - {own})  # noqa: S307
 
 
 @examples(50)
@@ -480,16 +446,6 @@ def test_another_seed_draws_other_examples_and_too_few_inputs_are_a_fault_of_the
     assert made.faults.problems == {0: problem, 1: problem}
 
 
-def test_texts_of_examples_are_not_substituted_again(make_config):
-    columns = {"q": ["{q}", "{__task__}{{", "{__context__}"], "a": ["{a.__class__}"] * 3, "split": [0] * 3}
-    template = {**RANDOM, "prompt__template": "{__task__}{__context__}>{q}", "prompt__task": "{q}"}
-    _, prompts = asked_for(make_config(**template), columns)
-    assert [own for _, _, own in prompts] == columns["q"]
-    for context, _, own in prompts:
-        assert context.startswith("{q}[")
-        assert sorted(example["q"] for example in eval(context[3:])) == sorted({*columns["q"]} - {own})  # noqa: S307
-
-
 @pytest.fixture
 def labelled_and_new(tmp_path):
     """Labelled data and new data, as files."""
@@ -500,7 +456,7 @@ def labelled_and_new(tmp_path):
     return str(train), str(new)
 
 
-def test_new_data_gets_examples_of_the_configurations_own(make_config, letters, labelled_and_new):
+def test_new_data_gets_examples_of_the_configurations_own_and_none_is_an_error(make_config, letters, labelled_and_new):
     train, new = labelled_and_new
     config = make_config(**SEMANTIC, dataset=train)
     made = prompter(config, read(new), with_answers=False, split="full")
@@ -510,24 +466,20 @@ def test_new_data_gets_examples_of_the_configurations_own(make_config, letters, 
     assert made.notes() == [
         f"1 row has its very input in the training split of {read(train).name}, where it is not an example for it"
     ]
-
-
-def test_new_data_without_any_labelled_data_is_an_error(make_config, labelled_and_new):
     for trainer in ("finetune", "none"):
         config = make_config(**RANDOM, trainer={"type": trainer})
         with refused("dataset: … examples from the training split … dataset=train.jsonl … --split"):
             prompter(config, read(labelled_and_new[1]), with_answers=False, split="full")
 
 
-def test_examples_are_from_the_training_split_of_what_is_given_or_trained_on(make_config, labelled_and_new, tmp_path):
+def test_examples_are_from_the_training_split_in_training_and_prediction(
+    make_config, encoder, labelled_and_new, tmp_path
+):
     for split in ("train", "test"):
         made = prompter(make_config(**RANDOM), read(labelled_and_new[0]), with_answers=False, split=split)
         assert len(made.contexts.pool) == 4
     config = make_config(**RANDOM, dataset=str(tmp_path / "gone.jsonl"))
     assert prompter(config, read(labelled_and_new[0]), with_answers=True).contexts.elsewhere is None
-
-
-def test_rows_are_prepared_with_examples_for_training_and_prediction_alike(make_config, encoder, labelled_and_new):
     train, _ = labelled_and_new
     config = make_config(**RANDOM, dataset=train)
     prepared = prepare(read(train), config, encoder, context_length=None)
@@ -537,12 +489,6 @@ def test_rows_are_prepared_with_examples_for_training_and_prediction_alike(make_
         for row, prompt in zip(rows, rows.prompts(), strict=True):
             assert whole[row.key].input_ids.tolist() == prompt.input_ids.tolist()
     assert encoder.decode(whole[2].input_ids.tolist(), skip_special_tokens=True).startswith("[{'q': ")
-
-
-def test_a_limit_that_the_task_alone_exceeds_is_an_error(make_config, encoder):
-    config = make_config(prompt__task="x" * 40, preprocessing__global_max_sequence_length=100)
-    with refused("prompt.task: … 105 tokens, and preprocessing.global_max_sequence_length is 100 … shorten the task"):
-        prepare(read({"q": ["a"] * 10, "a": ["b"] * 10}), config, encoder, context_length=None)
 
 
 def test_a_check_loads_no_model_and_says_so(make_config, encoder, monkeypatch):

@@ -18,9 +18,7 @@ probabilities = st.lists(st.floats(0, 1), min_size=3, max_size=3).filter(lambda 
 def test_largest_remainder():
     for num_rows, shares, counts in [
         (10, DEFAULT, [7, 1, 2]),
-        (4000, DEFAULT, [2800, 400, 800]),
         (3, DEFAULT, [2, 0, 1]),
-        (1, DEFAULT, [1, 0, 0]),
         (0, DEFAULT, [0, 0, 0]),
         (7, (1.0, 0.0, 0.0), [7, 0, 0]),
         (100, (0.29, 0.57, 0.14), [29, 57, 14]),  # 0.29 * 100 is 28.999999999999996
@@ -44,9 +42,10 @@ def test_a_random_split_has_exact_counts(num_rows, shares, seed):
     assert np.bincount(codes, minlength=3).tolist() == largest_remainder(num_rows, shares)
 
 
-def test_a_random_split_depends_on_the_seed_alone():
+def test_a_random_split_and_a_sample_depend_on_the_seed_alone():
     assert split_at_random(10, DEFAULT, seed=42).tolist() == [1, 0, 0, 0, 2, 0, 0, 2, 0, 0]
     assert split_at_random(10, DEFAULT, seed=43).tolist() != split_at_random(10, DEFAULT, seed=42).tolist()
+    assert sample(10, 4, seed=42).tolist() == [0, 2, 3, 6]
 
 
 def test_a_hash_split_is_the_same_on_every_machine_and_comes_near_its_shares():
@@ -73,7 +72,7 @@ def test_a_stratified_split_has_exact_counts_in_each_class(classes, seed):
         assert np.bincount(of_class, minlength=3).tolist() == largest_remainder(len(of_class), DEFAULT)
 
 
-def test_one_long_class_does_not_widen_the_others():
+def test_one_long_class_does_not_widen_the_others_and_trailing_zero_bytes_count():
     classes = ["x"] * 1000 + ["y" * 100_000]
     tracemalloc.start()
     codes = split_stratified(classes, DEFAULT, seed=0)
@@ -81,9 +80,6 @@ def test_one_long_class_does_not_widen_the_others():
     tracemalloc.stop()
     assert peak_bytes < 2**20  # 400 MB, if every row were as wide as the longest
     assert np.bincount(codes, minlength=3).tolist() == [701, 100, 200]
-
-
-def test_classes_that_differ_in_trailing_zero_bytes_are_two():
     codes = split_stratified(["a", "a\0"] * 5, (0.5, 0.0, 0.5), seed=0)
     assert codes[::2].sum() == codes[1::2].sum() != 0
 
@@ -105,7 +101,3 @@ def test_a_sample_has_its_size_and_keeps_the_order(num_rows, seed, data):
     assert rows == sorted(set(rows))
     assert len(rows) == size
     assert set(rows) <= set(range(num_rows))
-
-
-def test_a_sample_is_drawn_by_the_seed():
-    assert sample(10, 4, seed=42).tolist() == [0, 2, 3, 6]

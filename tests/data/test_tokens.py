@@ -29,8 +29,6 @@ from brim.data.tokens.tokenization import cut
 from brim.errors import ModelError
 from brim.models.folders import locate
 
-# The tokenizer of a base model's folder, without transformers, does what transformers would do
-
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 
@@ -38,19 +36,19 @@ def load(folder):
     return load_encoder(locate(str(folder), initialize="random"))
 
 
-def test_a_prompt_begins_as_the_tokenizer_begins_and_an_answer_does_not(encoder):
+def test_a_prompt_begins_as_the_tokenizer_begins_an_answer_does_not_and_text_comes_back(encoder):
     assert encoder.encode(["a", ""], special_tokens=True) == [[0, ord("a") - 30], [0]]
     assert encoder.encode(["a", ""], special_tokens=False) == [[ord("a") - 30], []]
     assert encoder.encode([], special_tokens=True) == []
     assert (encoder.bos_id, encoder.eos_id, encoder.pad_id) == (0, 1, 2)
     assert (encoder.count_special("a</s>b<s><s>"), encoder.count_special("a < s > b")) == (3, 0)
-
-
-def test_text_comes_back(encoder):
     text = "Ünï\n two  spaces."
     (ids,) = encoder.encode([text], special_tokens=True)
     assert encoder.decode([*ids, 1], skip_special_tokens=True) == text
     assert encoder.decode([*ids, 1], skip_special_tokens=False) == f"<s>{text}</s>"
+    texts = [str(number) for number in range(3000)]
+    encoded = encoder.encode(texts, special_tokens=False)
+    assert [encoder.decode(ids, skip_special_tokens=True) for ids in encoded] == texts
 
 
 @pytest.mark.parametrize("flags", [{}, {"add_bos_token": True}, {"add_bos_token": False, "add_eos_token": True}])
@@ -66,7 +64,7 @@ def test_prompts_are_those_of_transformers_without_the_end(make_folder, flags):
         assert load(folder).encode(["one two"], special_tokens=True) == [theirs]
 
 
-def test_eos_is_found_in_any_of_the_files_and_stands_in_for_padding(make_folder):
+def test_eos_is_found_in_any_of_the_files_and_limits_of_tokenizer_json_are_lifted(make_folder):
     for files in [
         {"tokenizer_config": {"eos_token": "</s>"}},
         {"tokenizer_config": {"eos_token": {"content": "</s>", "special": True}}},
@@ -78,9 +76,6 @@ def test_eos_is_found_in_any_of_the_files_and_stands_in_for_padding(make_folder)
     ]:
         encoder = load(make_folder(**files))
         assert (encoder.eos_id, encoder.pad_id) == (1, 1)
-
-
-def test_limits_within_tokenizer_json_are_lifted(make_folder):
     path = make_folder() / "tokenizer.json"
     content = json.loads(path.read_text())
     content["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
@@ -88,12 +83,6 @@ def test_limits_within_tokenizer_json_are_lifted(make_folder):
     content["padding"] = {**fixed, "pad_id": 2, "pad_type_id": 0, "pad_token": "<pad>"}
     path.write_text(json.dumps(content))
     assert [len(ids) for ids in load(path.parent).encode(["abcdefghijkl", "a"], special_tokens=True)] == [13, 2]
-
-
-def test_many_texts_are_encoded_in_order(encoder):
-    texts = [str(number) for number in range(3000)]
-    encoded = encoder.encode(texts, special_tokens=False)
-    assert [encoder.decode(ids, skip_special_tokens=True) for ids in encoded] == texts
 
 
 def test_without_tokenizer_json_transformers_reads_the_tokenizer(make_folder, tmp_path):
@@ -142,34 +131,24 @@ def test_a_tokenizer_that_cannot_be_used_is_told(make_folder, tmp_path):
         load(folder)
 
 
-@pytest.fixture
-def with_code(tmp_path):
-    """A folder whose tokenizer is its own Python code, and the file that this code leaves behind when it runs."""
-    trace = tmp_path / "ran"
-    folder = tmp_path / "base"
-    folder.mkdir()
-    (folder / "config.json").write_text('{"model_type": "own"}')
-    (folder / "vocab.txt").write_text("a\n")
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_own.Own", None]}})
-    )
-    (folder / "tokenization_own.py").write_text(f"open({str(trace)!r}, 'w').close()\nclass Own: pass\n")
-    return folder, trace
-
-
-def test_a_tokenizers_own_code_is_not_run_and_nobody_is_asked(with_code, monkeypatch):
-    folder, trace = with_code
+def test_a_tokenizers_own_code_runs_only_where_it_is_trusted_and_nobody_is_asked(monkeypatch, tmp_path):
+    folder, trace = tmp_path / "base", tmp_path / "ran"  # which the code leaves behind when it runs
+    for name, content in {
+        "config.json": {"model_type": "own"},
+        "tokenizer_config.json": {
+            "tokenizer_class": "Own",
+            "auto_map": {"AutoTokenizer": ["tokenization_own.Own", None]},
+        },
+        "tokenization_own.py": f"open({str(trace)!r}, 'w').close()\nclass Own: pass\n",
+        "vocab.txt": "a\n",
+    }.items():
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    with pytest.raises(ModelError) as caught:
+    words = "the base model asks for its own code to be run (auto_map in tokenizer_config.json)"
+    with refused(f"{folder / 'tokenizer_config.json'}: {words}", by=ModelError):
         load(folder)
-    (problem,) = caught.value.problems
-    assert problem.what == "the base model asks for its own code to be run (auto_map in tokenizer_config.json)"
-    assert problem.where == str(folder / "tokenizer_config.json")
     assert not trace.exists()
-
-
-def test_a_tokenizers_own_code_runs_where_it_is_trusted(with_code, monkeypatch, tmp_path):
-    folder, trace = with_code
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     with pytest.raises(ModelError):  # it runs, and is no tokenizer
         load_encoder(locate(str(folder), initialize="random", trust_remote_code=True), trust_remote_code=True)
@@ -191,8 +170,6 @@ def test_tokens_that_the_model_does_not_have(make_folder):
     assert (encoder.eos_id, encoder.pad_id) == (1, 1)
 
 
-# Rows are cut where a length is set, and every cut is told
-
 END = 1
 
 
@@ -208,38 +185,33 @@ def cut_row(prompt, answer, /, **limits):
     return row.input_ids.tolist(), row.supervised.tolist(), [(each.event, each.tokens_before) for each in cuts]
 
 
-def test_prompt_answer_and_end_are_joined_and_the_first_tokens_are_kept():
-    for limits_given, ids, prompt, cuts in [
-        ({}, [5, 6, 7, 8, END], 2, []),
-        ({"prompt": 1}, [5, 7, 8, END], 1, [("cut_prompt", 2)]),
-        ({"answer": 1}, [5, 6, 7, END], 2, [("cut_answer", 2)]),
-        ({"joined": 4}, [5, 6, 7, 8], 2, [("cut_joined", 5)]),
-        ({"joined": 2}, [5, 6], 2, [("cut_joined", 5)]),
-        ({"prompt": 2, "answer": 2, "joined": 5}, [5, 6, 7, 8, END], 2, []),
-    ]:
-        supervised = [False] * prompt + [True] * (len(ids) - prompt)
-        assert cut_row([5, 6], [7, 8], **limits_given) == (ids, supervised, cuts)
-    ids, supervised, cuts = cut_row([5, 6, 9], [7, 8], prompt=2, answer=1, joined=3)
-    assert (ids, supervised) == ([5, 6, 7], [False, False, True])
-    assert cuts == [("cut_prompt", 3), ("cut_answer", 2), ("cut_joined", 4)]
-    assert cut_row([5, 6, 7], None, prompt=2) == ([5, 6], [False, False], [("cut_prompt", 3)])  # no target and no end
-    row, _ = cut(0, [], [7, 8], eos_id=END, limits=Limits(), split_of=str)
-    assert (row.supervised.tolist(), row.num_supervised) == ([True] * 3, 2)  # the first token is untaught
-
-
 limits = st.none() | st.integers(1, 12)
 
 
-@given(prompt=st.integers(0, 10), answer=st.integers(0, 10), of_prompt=limits, of_answer=limits, joined=limits)
-def test_no_limit_is_exceeded_and_the_kept_tokens_are_the_first(prompt, answer, of_prompt, of_answer, joined):
-    ids, supervised, _ = cut_row([5] * prompt, [7] * answer, prompt=of_prompt, answer=of_answer, joined=joined)
+@given(
+    prompt=st.integers(0, 10), answer=st.none() | st.integers(0, 10), of_prompt=limits, of_answer=limits, joined=limits
+)
+def test_the_first_tokens_of_each_part_and_then_of_the_whole_are_kept_and_every_cut_is_told(
+    prompt, answer, of_prompt, of_answer, joined
+):
+    ids = [5] * prompt, None if answer is None else [7] * answer
+    made, supervised, cuts = cut_row(*ids, prompt=of_prompt, answer=of_answer, joined=joined)
     kept_prompt = min(prompt, of_prompt or prompt)
-    expected = [5] * kept_prompt + [7] * min(answer, of_answer or answer) + [END]
-    assert ids == expected[: joined or len(expected)]
-    assert supervised == (np.arange(len(ids)) >= kept_prompt).tolist()
+    # Without an answer there is no target and no end; an answer that is cut ends all the same.
+    expected = [5] * kept_prompt + ([] if answer is None else [7] * min(answer, of_answer or answer) + [END])
+    assert made == expected[: joined or len(expected)]
+    assert supervised == (np.arange(len(made)) >= kept_prompt).tolist()
+    lengths = {
+        "cut_prompt": (prompt, of_prompt),
+        "cut_answer": (answer or 0, of_answer),
+        "cut_joined": (len(expected), joined),
+    }
+    assert cuts == [(event, length) for event, (length, most) in lengths.items() if most is not None and length > most]
 
 
-# Token rows over an Arrow table
+def test_the_first_token_of_a_row_is_never_learned():
+    row, _ = cut(0, [], [7, 8], eos_id=END, limits=Limits(), split_of=str)
+    assert (row.supervised.tolist(), row.num_supervised) == ([True] * 3, 2)
 
 
 def token_row(key, ids, supervised):
@@ -277,15 +249,7 @@ def test_rows_and_their_figures_survive_any_chunking_and_order(rows, cut, data):
     assert as_tuples(taken.prompts()) == as_tuples(each.prompt() for each in expected)
 
 
-def test_the_prompt_is_what_stands_before_the_first_target():
-    rows = TokenRows.from_rows(
-        [token_row(5, [7, 8, 9], [False, False, True]), token_row(6, [4], [True]), token_row(7, [3, 2], [False] * 2)]
-    )
-    assert as_tuples(rows.prompts()) == [(5, [7, 8], [False, False]), (6, [], []), (7, [3, 2], [False, False])]
-    assert rows.num_supervised.tolist() == [1, 0, 0]
-
-
-def test_rows_know_their_types_and_slices():
+def test_rows_know_their_types_slices_and_prompts():
     rows = TokenRows.from_rows([token_row(number, [number] * number, [True] * number) for number in range(5)])
     assert rows[4].input_ids.dtype == np.int32
     assert rows[4].supervised.dtype == np.bool_
@@ -294,9 +258,11 @@ def test_rows_know_their_types_and_slices():
     assert rows[-1].key == 4
     assert rows.take([3, 1]).take([1]).keys.tolist() == [1]
     assert len(TokenRows.from_rows([])) == 0
-
-
-# Every row once an epoch, whatever the batch sizes
+    rows = TokenRows.from_rows(
+        [token_row(5, [7, 8, 9], [False, False, True]), token_row(6, [4], [True]), token_row(7, [3, 2], [False] * 2)]
+    )
+    assert as_tuples(rows.prompts()) == [(5, [7, 8], [False, False]), (6, [], []), (7, [3, 2], [False, False])]
+    assert rows.num_supervised.tolist() == [1, 0, 0]
 
 
 @given(
@@ -304,7 +270,7 @@ def test_rows_know_their_types_and_slices():
     seed=st.integers(0, 2**32),
     sizes=st.lists(st.integers(1, 25), min_size=1, max_size=40),
 )
-def test_each_epoch_holds_every_row_once_and_no_batch_crosses_its_end(num_rows, seed, sizes):
+def test_each_epoch_holds_every_row_once_in_one_order_and_no_batch_crosses_its_end(num_rows, seed, sizes):
     consumed, epochs = 0, {}
     for size in sizes:
         epoch, rows = rows_of_step(num_rows=num_rows, seed=seed, consumed_samples=consumed, size=size)
@@ -313,20 +279,13 @@ def test_each_epoch_holds_every_row_once_and_no_batch_crosses_its_end(num_rows, 
         epochs.setdefault(epoch, []).extend(rows.tolist())
         consumed += len(rows)
     for epoch, rows in epochs.items():
-        assert len(set(rows)) == len(rows)
-        if epoch < max(epochs):
-            assert sorted(rows) == list(range(num_rows))
+        whole = rows_of_step(num_rows=num_rows, seed=seed, consumed_samples=epoch * num_rows, size=num_rows)[1].tolist()
+        assert sorted(whole) == list(range(num_rows))
+        assert rows == whole[: len(rows)]  # however it was consumed
+        assert epoch == max(epochs) or len(rows) == num_rows
 
 
-@given(num_rows=st.integers(1, 60), first=st.integers(1, 60), size=st.integers(1, 60))
-def test_the_order_does_not_depend_on_how_it_was_consumed(num_rows, first, size):
-    whole = rows_of_step(num_rows=num_rows, seed=7, consumed_samples=0, size=num_rows)[1]
-    start = first % num_rows
-    _, rows = rows_of_step(num_rows=num_rows, seed=7, consumed_samples=start, size=size)
-    assert rows.tolist() == whole[start : start + size].tolist()
-
-
-def test_the_last_batch_of_an_epoch_is_partial_and_the_order_the_same_on_every_machine():
+def test_the_order_is_a_permutation_that_is_the_same_on_every_machine():
     made, consumed = [], 0
     for _ in range(4):
         epoch, rows = rows_of_step(num_rows=10, seed=1, consumed_samples=consumed, size=4)
@@ -335,9 +294,6 @@ def test_the_last_batch_of_an_epoch_is_partial_and_the_order_the_same_on_every_m
     assert made == [(0, 4), (0, 4), (0, 2), (1, 4)]
     assert rows_of_step(num_rows=8, seed=42, consumed_samples=0, size=8)[1].tolist() == [4, 1, 3, 6, 0, 7, 2, 5]
     assert rows_of_step(num_rows=8, seed=42, consumed_samples=8, size=8)[1].tolist() == [1, 2, 5, 3, 6, 0, 4, 7]
-
-
-def test_random_order_is_a_permutation_of_its_entropy():
     assert sorted(random_order(1000, 3, 5).tolist()) == list(range(1000))
     assert random_order(1000, 3, 5).tolist() != random_order(1000, 5, 3).tolist()
     assert random_order(0, 1).tolist() == []
@@ -345,14 +301,11 @@ def test_random_order_is_a_permutation_of_its_entropy():
     assert 300 < np.abs(random_order(1000, 1) - np.arange(1000)).mean() < 370
 
 
-# Rows as padded tensors
-
-
 def positions(ids, num_prompt):
     return token_row(0, ids, np.arange(len(ids)) >= num_prompt)
 
 
-def test_rows_are_padded_on_the_right_and_learned_by_position():
+def test_rows_are_padded_on_the_right_and_learned_by_position_prompts_on_the_left():
     pad_and_eos = 1
     batch = collate([positions([5, 6, 7, pad_and_eos], 2), positions([8, pad_and_eos], 1)], pad_id=pad_and_eos)
     assert batch.input_ids.dtype == batch.targets.dtype == batch.logit_positions.dtype == torch.int64
@@ -361,25 +314,17 @@ def test_rows_are_padded_on_the_right_and_learned_by_position():
     assert batch.target_rows.tolist() == [0, 0, 1]
     assert batch.num_logits == 4
     assert batch.logit_positions.tolist() == [1, 2, 4]
-
-
-def test_no_logits_are_asked_for_where_all_rows_are_prompt_and_the_first_token_is_no_target():
     batch = collate([positions([5, 6, 7, 8, 9], 3), positions([5, 6, 7, 8], 3)], pad_id=1)
     assert batch.num_logits == 3  # positions 2, 3 and 4 predict the tokens 3 and 4, and nothing
     assert batch.targets.tolist() == [8, 9, 8]
     assert batch.logit_positions.tolist() == [0, 1, 3]
     assert collate([positions([5, 6], 0)], pad_id=1).targets.tolist() == [6]
     assert collate([], pad_id=0).input_ids.shape == collate_prompts([], pad_id=0).input_ids.shape == (0, 0)
-
-
-def test_prompts_are_padded_on_the_left_and_end_before_the_answer():
     batch = collate_prompts([positions([5, 6, 7, 1], 3), positions([8, 1], 1), positions([9], 0)], pad_id=1)
     assert batch.input_ids.dtype == batch.attention_mask.dtype == torch.int64
     assert batch.input_ids.tolist() == [[5, 6, 7], [1, 1, 8], [1, 1, 1]]
     assert batch.attention_mask.tolist() == [[1, 1, 1], [0, 0, 1], [0, 0, 0]]
 
-
-# Labels as tokens, compared with what a tokenizer makes of them at the end of a prompt
 
 LABELS = ("positive", "negative", "very positive", "1", "ñandú", "好")
 TEXTS = ["It was positive: a very positive day.", "negative. The label is negative, 1 of 2"] * 20

@@ -36,13 +36,10 @@ def test_the_folder_holds_what_others_read_in_at_most_8_mib_and_nothing_else() -
     config = json.loads((FOLDER / "config.json").read_text())
     assert {name: config[name] for name in pretrain.ARCHITECTURE} == pretrain.ARCHITECTURE
     assert config["dtype"] == "bfloat16"
-
-
-def test_the_card_says_how_it_came_to_be_and_names_no_path_of_a_machine() -> None:
     card = (FOLDER / "README.md").read_text(encoding="utf-8")
     for word in ("pretrain", "hash", "held-out", "Python Software Foundation", "Limits", "license:"):
         assert word in card
-    for trace in ("{", "/tmp", "/home"):
+    for trace in ("{", "/tmp", "/home"):  # nothing that was not filled in, and no path of a machine
         assert trace not in card
 
 
@@ -70,7 +67,6 @@ def test_line_ends_with_their_indentation_and_digits_are_tokens_and_the_same_tex
 
 
 def test_transformers_reads_what_was_saved(tmp_path: Path) -> None:
-
     tokenizer.save(LEARNED, tmp_path, context_length=64)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert (loaded.eos_token, loaded.pad_token) == (tokenizer.END_OF_TEXT, tokenizer.PADDING)
