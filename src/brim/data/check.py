@@ -145,7 +145,7 @@ def _lacking_answers(config: Config, source: Source) -> str | None:
         return None if answer in there else f"the data has no column `{answer}`"
     if config.chat.messages not in there:
         return None  # `prepare` reports it
-    from brim.data.chat import num_unanswered  # Jinja is for those who need it
+    from brim.data.chat import num_unanswered  # here, since it imports Jinja
 
     count = num_unanswered(source, config.chat.messages)
     return f"{count:,} of the {source.table.num_rows:,} rows do not end with an answer" if count else None

@@ -108,7 +108,7 @@ def with_labels_of_data(config: Config, source: Source) -> tuple[Config, tuple[C
     try:
         source = usable(source, [name], config.preprocessing)
         source.require_text([name])
-    except DataError:  # and what else is wrong
+    except DataError:  # report all that is wrong, not the first problem alone
         raise DataError(*data_problems(config, source, with_answers=True)) from None
     counts = _counted(source.table[name])
     _require_labels(counts, name, source)

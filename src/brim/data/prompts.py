@@ -231,10 +231,10 @@ def prompter(
         policy = config.preprocessing if with_answers else leaving_none_unasked(config.preprocessing)
         source = usable(source, read, policy)
         source.require_text(read)
-    except DataError:  # and what else is wrong
+    except DataError:  # report all that is wrong, not the first problem alone
         raise DataError(*data_problems(config, source, with_answers=with_answers, only=split)) from None
     if config.chat is not None:
-        from brim.data.chat import chat_prompter  # Jinja is for those who need it
+        from brim.data.chat import chat_prompter  # here, since it imports Jinja
 
         assert encoder is not None, "conversations need a tokenizer's template"
         return chat_prompter(config.chat, source, encoder, with_answers=with_answers)
@@ -242,7 +242,7 @@ def prompter(
     columns = prompt_columns(config)
     contexts = None
     if with_examples and config.prompt.num_examples:
-        from brim.data.retrieval import contexts_of  # which reads prompts' columns itself
+        from brim.data.retrieval import contexts_of  # here, since it reads the prompts' columns itself
 
         contexts = contexts_of(config, source, columns=columns, split=split)
     return Prompter(

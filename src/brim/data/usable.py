@@ -88,7 +88,7 @@ def data_problems(
     is_known = not _touches([("preprocessing", "on_bad_row")], faulty)
     cells = _cells(source, there, policy)
     is_whole = config.preprocessing.sample_size is None and config.preprocessing.sample_ratio == 1
-    filled = _columns(config, wanted, there) if is_whole and only in (None, "full") else []  # else some rows' cells
+    filled = _columns(config, wanted, there) if is_whole and only in (None, "full") else []  # of all rows
     return problems_of(
         lambda: source.require_columns(wanted),
         lambda: usable(source, there, policy) if is_known else None,
@@ -134,7 +134,7 @@ class Column:
     feature: str  # INPUT or OUTPUT
     missing_value_strategy: str
     fill_value: str
-    is_label: bool = False  # of which an empty text is none
+    is_label: bool = False  # for a label, an empty text is a missing one
 
 
 def _column(name: str, feature: str, preprocessing: FeaturePreprocessing, *, is_label: bool = False) -> Column:

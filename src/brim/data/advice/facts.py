@@ -101,7 +101,7 @@ _SAMPLE_CHARACTERS = 24
 
 
 def _facts_of(texts: Texts, edges: ConstantEdges | None, eos_text: str) -> Facts:
-    prompts = texts.prompts if texts.own_prompts is None else texts.own_prompts  # examples show answers like theirs
+    prompts = texts.prompts if texts.own_prompts is None else texts.own_prompts  # examples hold others' answers
     answers = texts.answers or [""] * len(prompts)
     long = _LONG_ANSWER_CHARACTERS
     within = [len(answer) >= long and answer.strip() in prompt for prompt, answer in zip(prompts, answers, strict=True)]
@@ -183,7 +183,7 @@ def answer_ends(answers: Sequence[str], eos_text: str) -> Bits:
 
 _LONG, _SENTENCE, _OPEN_ANSWER, _INSIDE, _AT_END, _FOREIGN, _WORD = (
     flag.value for flag in AnswerEnds
-)  # plain ones are quick
+)  # plain integers, which are faster than flags
 
 
 def _answer_end(answer: str, eos_text: str, foreign: tuple[str, ...]) -> int:
@@ -249,7 +249,7 @@ def prompt_ends(prompts: Sequence[str], answers: Sequence[str], edges: ConstantE
     return np.fromiter(ends, dtype=np.uint8, count=len(prompts))
 
 
-_OPEN_PROMPT, _GLUED, _SPACE = (flag.value for flag in PromptEnds)  # plain ones are quick
+_OPEN_PROMPT, _GLUED, _SPACE = (flag.value for flag in PromptEnds)  # plain integers, which are faster than flags
 
 
 def _prompt_end(prompt: str, answer: str, edges: ConstantEdges) -> int:

@@ -21,7 +21,7 @@ from brim.data.read import Source, blocks, cell_texts
 from brim.data.tokens import TextEncoder, TokenRows
 from brim.units import format_count
 
-_MOST = 0.5  # of the rows; more are what the data is about
+_MOST = 0.5  # of the rows; what more of them have is normal for this data
 
 
 _WORTH_REPORTING = 0.1  # of the rows; a few odd ones do not mean that a separator is missing
@@ -111,9 +111,6 @@ def small_split(num_rows: Mapping[str, int]) -> Iterator[Finding]:
         what = f"few rows to measure by: {', '.join(f'{name} has {count:,}' for name, count in small.items())}"
         uncertainty = min(0.98 / sqrt(min(small.values())), 1)
         yield finding("small_split", what, np.zeros(0, np.int64), uncertainty=uncertainty)
-
-
-# Rows that stand in the data more than once
 
 
 def one_prompt(facts: Facts) -> Iterator[Finding]:
@@ -265,9 +262,6 @@ def _num_values(source: Source, column: str) -> int:
     return len(np.unique(np.fromiter(map(hash, texts), dtype=np.int64)))
 
 
-# Whether the model can tell where the prompt ends
-
-
 def no_separator(facts: Facts, config: Config) -> Iterator[Finding]:
     """Find prompts that end in the middle of their text, with nothing between it and the answer."""
     is_open = _has(facts.prompt_ends, PromptEnds.OPEN)
@@ -306,9 +300,6 @@ def _space_is_a_token(samples: Sequence[tuple[str, str]], encoder: TextEncoder) 
 
 def _has(bits: Bits, flag: int) -> Flags:
     return np.asarray((bits & flag) > 0, dtype=np.bool_)
-
-
-# Whether answers have an end
 
 
 _NEARLY_ALL = 0.9  # of the long last lines end as sentences do: it is prose, and what does not stands out

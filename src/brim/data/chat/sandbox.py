@@ -296,7 +296,7 @@ def _require_room(name: str, text: Any, args: Sequence[Any], kwargs: Mapping[str
         _require_at_most(sum(separator + _num_characters(part) for part in parts))
     elif name in ("%", "format", "format_map"):
         specs = _PERCENT.findall(text) if name == "%" else [spec or "" for _, _, spec, _ in Formatter().parse(text)]
-        if any("{" in spec for spec in specs):  # a width that stands among the values
+        if any("{" in spec for spec in specs):  # a width from among the values
             raise _too_long()
         longest = max(map(_num_characters, values), default=_PART_CHARACTERS)
         widths = (width * spec.count("*") + sum(map(int, _DIGITS.findall(spec))) for spec in specs)

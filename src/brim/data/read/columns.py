@@ -68,7 +68,7 @@ _PROBLEM, _NESTED_WORD = b"brim.problem", b"brim.nested"
 _MOST_FIELDS = 64  # of an object's type; more are not fields but keys that differ from row to row
 
 
-_MOST_WHOLE, _MOST_WHOLE_AMONG_FRACTIONS = 2**63 - 1, 2**53  # a float holds no more
+_MOST_WHOLE, _MOST_WHOLE_AMONG_FRACTIONS = 2**63 - 1, 2**53  # larger ones are not exact as floats
 
 
 def table_of_records(

@@ -419,7 +419,7 @@ _FEWEST_LINES = 3  # within a cell, beside its first and last
 
 def notes_on_swallowed(source: Source, delimiter: str) -> list[str]:
     """Return a note where each line within a cell would be a row of its own. A table in a cell may be one."""
-    most = max(MAX_PLACES, source.table.num_rows // 10)  # where there are more, such cells are what the data is about
+    most = max(MAX_PLACES, source.table.num_rows // 10)  # where there are more, they are normal for this data
     found = list(islice(_swallowed(source.table, delimiter), most + 1))
     if not 0 < len(found) <= most:
         return []

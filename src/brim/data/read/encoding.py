@@ -56,7 +56,7 @@ class CsvForm:
 
     separator: str
     encoding: str = "utf-8"  # in the name that Python knows
-    num_lines_before: int = 0  # that stand before the header and are none of the data
+    num_lines_before: int = 0  # before the header, and not data
 
     @property
     def is_utf8(self) -> bool:

@@ -66,7 +66,7 @@ def read(source: Data) -> Source:
         return read([source])
     if isinstance(source, pa.Table):
         return _checked(read_table(source))
-    # Who has a frame, or a data set of `datasets`, has imported it.
+    # Whoever passes a frame, or a data set of `datasets`, has imported its package.
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(source, pandas.DataFrame):
         return _checked(read_pandas(source))
@@ -123,7 +123,7 @@ def _path(source: str | Path) -> Path:
     try:
         path = Path(source).expanduser()
         path.exists()
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a loop of links, the home of nobody
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a loop of links, an unknown user's home
         reason = getattr(error, "strerror", None) or str(error)
         what = f"no file can be read by this name ({reason}): {mask_login(str(source))[:60]!r}"
         raise DataError(what=what, expected="a file, or a saved folder", fix="check the path") from None
@@ -234,7 +234,7 @@ def is_files(data: object) -> bool:
 def absolute_files(files: Files) -> str | tuple[str, ...]:
     """Return the names as absolute paths. One that leads nowhere stays so, and fails when it is read."""
     names = [files] if isinstance(files, str | Path) else files
-    # pathlib's own raise for a loop of links and for the home of nobody.
+    # pathlib's own raise for a loop of links and for an unknown user's home.
     paths = tuple(os.path.realpath(os.path.expanduser(name)) for name in names)  # noqa: PTH111
     return paths[0] if len(paths) == 1 else paths
 

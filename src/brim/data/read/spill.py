@@ -188,7 +188,7 @@ class _Disk:
     """Wrap a file for Arrow's writer, so that a full disk is not taken for a failure to read the source."""
 
     def __init__(self, handle: int, folder: Path) -> None:
-        self._file = os.fdopen(handle, "wb+")  # read, too, by whoever maps it
+        self._file = os.fdopen(handle, "wb+")  # readable, too, since it is mapped afterwards
         self._folder = folder
 
     def __enter__(self) -> _Disk:

@@ -209,7 +209,7 @@ def _from_transformers(folder: ModelFolder, *, trust_remote_code: bool) -> TextE
     from transformers import AutoTokenizer
 
     try:
-        # Left open, it would ask at the terminal whether to run the folder's code.
+        # Left unset, transformers would ask at the terminal whether to run the folder's code.
         tokenizer = AutoTokenizer.from_pretrained(str(folder.path), trust_remote_code=trust_remote_code)
     except Exception as error:  # whatever an older format's conversion needs or trips over
         if not trust_remote_code and "trust_remote_code" in str(error):
