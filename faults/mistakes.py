@@ -237,7 +237,7 @@ DATA: dict[str, tuple[str, str | bytes, tuple[str, ...]]] = {
     "no splits": (
         "bad.csv",
         f"{_HEAD}a,b,0\nc,d,7\ne,f,trian\n",
-        ("bad.csv:3: column `split` holds '7' in 1 row, which is no split", "bad.csv:4: column `split` holds 'trian'"),
+        ("bad.csv:3: column `split` holds '7' in 1 row, which is not a split", "bad.csv:4: column `split` holds 'tr"),
     ),
     "an empty split": (
         "bad.csv",
@@ -302,7 +302,7 @@ def _in_the_data() -> Iterator[BadInput]:
     yield _mistake("train config.yaml --output-directory new", "brim: there is no data set", "--dataset FILE")
     yield _mistake(f"{CHECK} ''", "brim: an empty path was given as the data set", "a file, or a saved folder")
     yield _mistake(f"{CHECK} row.jsonl", "brim: no such file: row.jsonl", "did you mean rows.jsonl?")
-    yield _mistake(f"{CHECK} base", "brim: base: the folder is no saved data set", "name a file in it instead")
+    yield _mistake(f"{CHECK} base", "brim: base: the folder is not a saved data set", "name a file in it instead")
     for about, (name, content, words) in DATA.items():
         more = f" {_STRICT}" if about in ("null", "NaN") else ""
         yield _mistake(f"{CHECK} {name}{more}", *words, edits=(_file(name, content),), about=about)
