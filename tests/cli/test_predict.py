@@ -65,6 +65,7 @@ def test_predict_takes_a_split_and_tells_json(brim, project, finished_run):
         "ledger": None,
         "summary": "new/out.jsonl.summary.json",
         "num_rows": 4,
+        "num_new_rows": 4,
         "num_response_tokens": sum(row["num_response_tokens"] for row in rows),
         "num_stopped": sum(row["finish_reason"] == "stop" for row in rows),
     }

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.gallery import OUT, stopped_after
+from tests.gallery import OUT, stopped_after, usual
 
 import brim
 from brim.config import load_config
@@ -27,24 +27,8 @@ from brim.workflows.training.planning import request_of
 
 def settings(base: Any, *, trainer: Any = None, **changes: Any) -> dict[str, Any]:
     """Adaptive batches of 8 rows; LoRA without dropout."""
-    return {
-        "base_model": str(base),
-        "input_features": [{"name": "question", "type": "text"}],
-        "output_features": [{"name": "answer", "type": "text"}],
-        "adapter": {"type": "lora", "dropout": 0.0},
-        "preprocessing": {"split": "fixed"},
-        "generation": {"max_new_tokens": 6},
-        **changes,
-        "trainer": {
-            "type": "finetune",
-            "epochs": 2,
-            "effective_batch_size": 8,
-            "learning_rate": 0.01,
-            "skip_all_evaluation": True,
-            "enable_gradient_checkpointing": False,
-            **(trainer or {}),
-        },
-    }
+    ours = {"batch_size": "auto", "skip_all_evaluation": True, "enable_gradient_checkpointing": False}
+    return usual(base, trainer={**ours, **(trainer or {})}, **changes)
 
 
 def uneven() -> pd.DataFrame:

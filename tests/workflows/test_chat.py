@@ -48,18 +48,6 @@ def said_by(conversation, text):
     return "".join(conversation.ask(text))
 
 
-def test_each_answer_goes_on_from_all_that_was_said(talker):
-    conversation = talker.chat()
-    assert conversation.remembers
-    first = said_by(conversation, "add 1 and 2")
-    assert first == talker.generate("u:add 1 and 2<|end|>a:")
-    second = said_by(conversation, "and 3")
-    assert second == talker.generate(f"u:add 1 and 2<|end|>a:{first}<|end|>u:and 3<|end|>a:")
-    assert first
-    assert [turn["role"] for turn in conversation.turns] == ["user", "assistant"] * 2
-    assert [turn["content"] for turn in conversation.turns] == ["add 1 and 2", first, "and 3", second]
-
-
 def test_what_was_said_is_forgotten_and_the_system_stays(talker):
     conversation = talker.chat()
     for system, turns, prompt in (
@@ -78,8 +66,10 @@ def written(turns):
 
 
 def test_no_more_than_the_oldest_turns_are_forgotten_once_the_context_is_full(talker):
+    """And each answer goes on from all turns that are not."""
     notes, num_forgotten = [], 0
     conversation = talker.chat(say=notes.append)
+    assert conversation.remembers
     conversation.set_system("sum")
     for number in range(12):
         before, question = conversation.turns, {"role": "user", "content": f"{number} and {number}"}

@@ -269,7 +269,7 @@ def test_exporting_twice_gives_equal_bytes_without_a_path_of_the_machine(run, tm
 def test_without_the_runs_data_a_fixed_text_or_another_data_set_is_compared_on(run, sums_file, tmp_path):
     said, model = [], brim.Model.load(run, overrides=[f"dataset={tmp_path / 'gone.jsonl'}"])
     result = model.export(tmp_path / "one", merge=True, say=said.append, max_divergence=1)
-    assert result.probe == "a fixed text, since the run's data was not at hand"
+    assert result.probe == "a fixed text, since the run's data was not found"
     assert said[0].startswith("the run's data cannot be used to compare with: ")
     assert result.divergence.num_tokens == 127  # the context, less the first token
     result = model.export(tmp_path / "two", merge=True, dataset=str(sums_file), max_divergence=1)

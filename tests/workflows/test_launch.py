@@ -67,15 +67,17 @@ def assert_equal(before, after):
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
 
 
-def test_a_plan_with_memory_to_spare_is_not_tried(run, monkeypatch):
+def test_a_plan_with_memory_to_spare_or_a_number_of_rows_is_not_tried(run, monkeypatch):
     untimed(monkeypatch)
     with scarce(run.llm, most_tokens=0) as tried:
         found = launched(run, run.plan)
+        given = launched(run, run.plan, request=with_trainer(run, batch_size=3))
     assert tried == []
     assert found.probes == found.measured == ()
     assert found.told.startswith("not tried before the first step, since it needs less than half of the memory; time ")
     assert found.plan == run.plan
     assert found.cutter.state() == ByLength(costs=run.plan.costs, cap_bytes=run.plan.chosen.cap_bytes).state()
+    assert (given.cutter.state(), given.told) == (ByRows(max_rows=3).state(), "")
 
 
 def test_a_tight_plan_is_tried_once_with_its_widest_micro_batch(run, monkeypatch):
@@ -175,35 +177,20 @@ def test_measured_times_that_ask_for_wider_micro_batches_have_them_tried(run, mo
     assert found.told.startswith(f"{tried[1][0]} × {tried[1][1]} tokens ran and fitted (2 probes); timed")
 
 
-def test_a_number_of_rows_is_taken_as_it_is(run):
-    request = with_trainer(run, batch_size=3)
-    with scarce(run.llm, most_tokens=0) as tried:
-        found = launched(run, run.plan, request=request)
-    assert tried == []
-    assert found.cutter.state() == ByRows(max_rows=3).state()
-    assert found.told == ""
-
-
-@pytest.mark.parametrize("how", ["linear", "binary", "doubling", "halving"])
-def test_a_search_tries_the_longest_rows(run, how):
+def test_a_search_tries_the_longest_rows_and_without_a_plan_rows_are_counted(run):
     longest = run.request.task.longest
     before = state_of(run.llm)
-    with scarce(run.llm, most_tokens=5 * longest) as tried:
-        found = launched(run, run.plan, request=with_trainer(run, batch_search=how))
-    assert {tokens for _, tokens in tried} == {longest}
-    largest = {"halving": 4, "doubling": 4}.get(how, 5)
-    assert found.told.startswith(f"{how}: {largest} of the longest rows, {longest} tokens, fit together; ")
-    assert found.cutter.cap_bytes == int(np.ceil(run.plan.costs.peak_bytes(largest, longest)))
-    assert found.plan.chosen.cap_bytes == found.cutter.cap_bytes
-    assert_equal(before, state_of(run.llm))
-
-
-def test_without_a_plan_rows_are_counted(run):
-    longest = run.request.task.longest
+    for how, largest in {"linear": 5, "binary": 5, "doubling": 4, "halving": 4}.items():
+        with scarce(run.llm, most_tokens=5 * longest) as tried:
+            found = launched(run, run.plan, request=with_trainer(run, batch_search=how))
+        assert {tokens for _, tokens in tried} == {longest}
+        assert found.told.startswith(f"{how}: {largest} of the longest rows, {longest} tokens, fit together; ")
+        assert found.cutter.cap_bytes == int(np.ceil(run.plan.costs.peak_bytes(largest, longest)))
+        assert found.plan.chosen.cap_bytes == found.cutter.cap_bytes
+        assert_equal(before, state_of(run.llm))
     with scarce(run.llm, most_tokens=3 * longest):
         found = launched(run, None)
-    assert found.plan is None
-    assert found.cutter.state() == ByRows(max_rows=3).state()
+    assert (found.plan, found.cutter.state()) == (None, ByRows(max_rows=3).state())
     assert found.told.startswith(f"linear: 3 of the longest rows, {longest} tokens, fit together; ")
 
 

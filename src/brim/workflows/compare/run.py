@@ -117,7 +117,7 @@ def _begun(
         )
     RunFolder(folder).check(resume=False)
     if resume:
-        say(f"nothing to continue in {folder}: the comparison starts anew")
+        say(f"nothing to continue in {folder}: the comparison starts with its first run")
     with writing(FILE, file):
         make_folder(folder)
     return fresh

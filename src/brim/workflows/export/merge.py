@@ -306,7 +306,7 @@ def _rows(session: Session, dataset: Data, split: str) -> TokenRows:
 def _fixed(session: Session) -> Probe:
     ids = session.encoder.encode([_TEXT], special_tokens=True)[0][: session.folder.context_length]
     row = TokenRow(key=0, input_ids=np.asarray(ids, dtype=np.int32), supervised=np.ones(len(ids), dtype=np.bool_))
-    return Probe(rows=TokenRows.from_rows([row]), source="a fixed text, since the run's data was not at hand")
+    return Probe(rows=TokenRows.from_rows([row]), source="a fixed text, since the run's data was not found")
 
 
 def merge_adapter(model: PeftModel, *, dtype: torch.dtype) -> PreTrainedModel:

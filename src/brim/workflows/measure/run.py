@@ -155,15 +155,13 @@ def measure(
     layers: int | None = None,
     timeline: bool = False,
     snapshot: Path | None = None,
-    device: str | None = None,
 ) -> Measured:
     """Run brim's own code on random token rows of this shape, and measure its memory.
 
     folder: needs config.json alone; where there are no weights, or `layers` is given, they are drawn at random.
     steps: of training; from five on, leaks are searched for. layers: run this many and twice as many decoder
-    layers, and extrapolate to the model's depth. timeline: run the steps once more and record memory over time.
-    snapshot: where to keep PyTorch's memory snapshot (CUDA; implies `timeline`). device: "cpu", "cuda"; None takes the
-    local one.
+    layers, and extrapolate to the model's depth. timeline: run the steps again and record memory over time.
+    snapshot: where to keep PyTorch's memory snapshot (CUDA, with `timeline`).
 
     Raises ConfigError where training is asked for and the configuration has none; BrimError where the device is too
     small, or its memory cannot be measured.
@@ -178,7 +176,7 @@ def measure(
         step_lengths=((sequence_length,) * (batch_size * _micro_batches(config, batch_size)),),
         num_steps=steps,
         phases=tuple(phases),
-        device=device,
+        device=None,
         records=False,
         snapshot=None,
         looks_for_leaks=steps >= LEAST_STEPS,
@@ -188,7 +186,7 @@ def measure(
         return _by_depth(request, found)
     reports = [measured_alone(part) for part in _parts(request)]
     recorded = None
-    if timeline or snapshot is not None:
+    if timeline:
         recorded = measured_alone(replace(_parts(request)[0], records=True, snapshot=snapshot))
     whole = num_layers(folder.config) or 0
     note = f"the whole model was run: it has {whole or 'an unknown number of'} layers"

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias
+from typing import Any, TypeAlias
 
 from brim.config.text import mask_secrets
 from brim.errors import InputError, OutputError
@@ -92,11 +92,11 @@ class Job:
     def begins(self, what: Mapping[str, Any]) -> None:
         """Note that rows are going to be generated: from now on the job is unfinished."""
         self._note_outputs(self._digests(), finished=False)
-        self._note_sitting({"event": "begins", "time": time.time(), **what})
+        _note_sitting(self.folder, {"event": "begins", "time": time.time(), **what})
 
     def ends(self, what: Mapping[str, Any]) -> None:
         """Note that no more rows are generated in this process."""
-        self._note_sitting({"event": "ends", **what})
+        _note_sitting(self.folder, {"event": "ends", **what})
 
     def sittings(self) -> list[dict[str, Any]]:
         """Return what all processes that worked on this job noted, with a line for each that was killed."""
@@ -136,10 +136,6 @@ class Job:
     def _note_outputs(self, digests: list[str], *, finished: bool) -> None:
         with writing("the job", self.folder.outputs):
             write_text(self.folder.outputs, json.dumps({"sha256": digests, "finished": finished}) + "\n")
-
-    def _note_sitting(self, line: Mapping[str, Any]) -> None:
-        with writing("the job", self.folder.sittings), self.folder.sittings.open("a", encoding="utf-8") as file:
-            _write_line(file, line)
 
 
 @contextmanager
@@ -243,9 +239,7 @@ def _close_sitting(folder: JobFolder) -> None:
     if not sittings or sittings[-1]["event"] == "ends":
         return
     written = folder.responses.stat().st_mtime if folder.responses.is_file() else 0.0
-    line = {"event": "ends", "seconds": max(0.0, written - sittings[-1]["time"]), "killed": True}
-    with writing("the job", folder.sittings), folder.sittings.open("a", encoding="utf-8") as file:
-        _write_line(file, line)
+    _note_sitting(folder, {"event": "ends", "seconds": max(0.0, written - sittings[-1]["time"]), "killed": True})
 
 
 @contextmanager
@@ -286,9 +280,10 @@ def _read_job(folder: JobFolder) -> dict[str, Any]:
     return job
 
 
-def _write_line(file: TextIO, line: Mapping[str, Any]) -> None:
+def _note_sitting(folder: JobFolder, line: Mapping[str, Any]) -> None:
     """Write a line of its own, even after one that a kill has cut off."""
-    file.write(f"\n{json.dumps(line)}\n")
+    with writing("the job", folder.sittings), folder.sittings.open("a", encoding="utf-8") as file:
+        file.write(f"\n{json.dumps(line)}\n")
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -289,7 +289,8 @@ def write_predictions(frame: pd.DataFrame, path: Path) -> None:
     """Write a frame in the format of the path's ending. Raises WriteError when it cannot be written."""
     table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
     try:
-        write_blocks(table.schema, map(_table, table.to_batches(_ROWS_AT_ONCE)), path)
+        blocks = (pa.Table.from_batches([batch]) for batch in table.to_batches(_ROWS_AT_ONCE))
+        write_blocks(table.schema, blocks, path)
     except OSError as error:
         raise WriteError(_unwritable(path, error)) from error
 
@@ -298,10 +299,6 @@ def write_blocks(schema: pa.Schema, blocks: Iterable[pa.Table], path: Path) -> N
     """Write tables of one schema, one after the other, in the format of the path's ending, whole or not at all."""
     with whole_file(path) as temporary:
         _WRITERS[path.suffix](schema, blocks, temporary)
-
-
-def _table(batch: pa.RecordBatch) -> pa.Table:
-    return pa.Table.from_batches([batch])
 
 
 def frame_of(table: pa.Table) -> pd.DataFrame:

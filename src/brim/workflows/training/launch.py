@@ -256,7 +256,7 @@ def _lowered(costs: Costs, cap_bytes: int, failed: Shape, request: PlanRequest) 
 
 
 def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, trial: Trial) -> Launched:
-    """Search for the most of the longest rows that fit together; they are rows of any length without a memory model.
+    """Search for how many of the longest rows fit together; without a memory model, so many of any rows go together.
 
     Where the memory is to size the effective batch, it gets so many rows.
     """

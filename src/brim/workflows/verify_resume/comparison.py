@@ -96,9 +96,6 @@ _TIMED = ("seconds", "peak_bytes")
 _FILES = {"model": "weights", "optimizer": "optimizer", "random": "random states"}
 
 
-EVERY_STEP = 1 << 62
-
-
 _OUT_OF_MEMORY = ("oom", "replay")
 
 
@@ -156,7 +153,7 @@ class Made:
     last_step: int
 
 
-def records_of(run: RunFolder, *, after: int, upto: int) -> list[Record]:
+def records_of(run: RunFolder, *, after: int = 0, upto: float = math.inf) -> list[Record]:
     """Return the log's lines on these steps, without those on checkpoints."""
     records = [record for record in json_lines(run.metrics) if isinstance(record.get("step"), int)]
     return [each for each in records if after < each["step"] <= upto and each.get("event") != "checkpoint"]

@@ -28,7 +28,6 @@ from brim.train import CheckpointStore, RunFolder
 from brim.units import format_bytes, format_count, format_seconds
 from brim.workflows.runs import TrainOrder
 from brim.workflows.verify_resume.comparison import (
-    EVERY_STEP,
     Made,
     Promise,
     ResumeProof,
@@ -111,7 +110,7 @@ def _tell(run: RunFolder, start: Start, work: Path, *, asked: int, say: Say) -> 
     )
     if start.num_steps < asked:
         say(f"{format_count(asked, 'step was', 'steps were')} asked for; only {start.num_steps:,} left there")
-    seconds = [each["seconds"] for each in records_of(run, after=0, upto=EVERY_STEP) if "learning_rate" in each]
+    seconds = [each["seconds"] for each in records_of(run) if "learning_rate" in each]
     mean_s = sum(seconds[-asked:]) / len(seconds[-asked:]) if seconds else None
     most_steps = start.num_leading + 3 * start.num_steps
     _tell_switches(run, start, say)
@@ -124,8 +123,7 @@ def _tell(run: RunFolder, start: Start, work: Path, *, asked: int, say: Say) -> 
 
 def _tell_switches(run: RunFolder, start: Start, say: Say) -> None:
     """Say where the batch size has changed so far, if not in the steps that are tried."""
-    events = records_of(run, after=0, upto=EVERY_STEP)
-    switches = [event["step"] for event in events if event.get("event") == "schedule"]
+    switches = [event["step"] for event in records_of(run) if event.get("event") == "schedule"]
     if switches and not any(start.step < step <= start.step + start.num_steps for step in switches):
         before = max(1, switches[-1] - 2)
         say(f"the batch size changed elsewhere, last at step {switches[-1]:,}: --from-step {before:,} tries that")
@@ -389,7 +387,7 @@ def _reach(run: RunFolder, largest_size: int) -> Reach:
             total_steps=None if total_steps is None else int(total_steps),
             total_samples=int(plan["total_samples"]),
             largest_size=largest_size,
-            logged_steps=max((record["step"] for record in records_of(run, after=0, upto=EVERY_STEP)), default=0),
+            logged_steps=max((record["step"] for record in records_of(run)), default=0),
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
