@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.gallery import Gallery
@@ -72,3 +74,13 @@ def digests() -> Callable[..., dict[Path, str]]:
         return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
     return of
+
+
+def records(path: Path | str) -> list[dict[str, Any]]:
+    """Return the rows of a file of JSON lines."""
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+def write(path: Path, rows: Iterable[object]) -> None:
+    """Write rows as JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -76,9 +76,7 @@ def test_each_line_of_a_pipe_is_answered_or_a_command(piped, finished_run):
     ("line", "words"),
     [
         ("/set temperatur 1", "generation.temperatur"),
-        ("/set num_beams 2", "generation.num_beams"),
         ("/set max_new_tokens", "no such command: /set max_new_tokens\n  expected: /reset"),
-        ("/sytem be brief", "no such command: /sytem"),
         ("/system be brief", "without a chat template there is no system's turn"),
         ("x" * 500, "1 prompt is too long"),
     ],
@@ -137,13 +135,12 @@ def test_a_base_models_folder_can_be_talked_to(piped, tiny_base, tmp_path, templ
 
 
 def test_other_verbs_take_a_base_models_folder_too(brim, tiny_base, tmp_path):
-    rows = tmp_path / "rows.jsonl"
+    rows, few = tmp_path / "rows.jsonl", "generation.max_new_tokens=2"
     rows.write_text('{"prompt": "add 1 and 2 =", "completion": "3"}\n')
-    few = "generation.max_new_tokens=2"
-    assert brim("predict", tiny_base, few, "--dataset", rows, "--output", tmp_path / "out.jsonl").code == 0
+    data = ("--dataset", rows)
+    assert brim("predict", tiny_base, few, *data, "--output", tmp_path / "out.jsonl").code == 0
     assert "completion_response" in (tmp_path / "out.jsonl").read_text()
-    done = brim("evaluate", tiny_base, "--dataset", rows)
-    assert (done.code, "perplexity" in done.out) == (0, True)
-    assert brim("embed", tiny_base, "--dataset", rows, "--output", tmp_path / "out.parquet").code == 0
-    done = brim("memory", tiny_base, few, "--phase", "generate", "--device", "t4", "--sequence-length", 16)
-    assert (done.code, "weights" in done.out) == (0, True)
+    assert "perplexity" in brim("evaluate", tiny_base, *data).out
+    assert brim("embed", tiny_base, *data, "--output", tmp_path / "out.parquet").code == 0
+    memory = brim("memory", tiny_base, few, "--phase", "generate", "--device", "t4", "--sequence-length", 16)
+    assert "weights" in memory.out

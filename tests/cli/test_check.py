@@ -1,30 +1,16 @@
 """`brim check`: what it says about the data, in 80 columns and as JSON, and input that is odd but right."""
 
 import json
-import re
 import shutil
 
 import pandas as pd
 import pytest
+from tests.cli.conftest import write
 
 from brim.cli.check import histogram_lines
 from brim.data.advice import Bin
 
-PREDICTING = """\
-model_type: llm
-base_model: {base}
-input_features: [{{name: dialogue, type: text, preprocessing: {{max_sequence_length: 100}}}}]
-output_features: [{{name: summary, type: text, preprocessing: {{max_sequence_length: 20}}}}]
-prompt: {{template: "Summarize this dialogue:\\n### Dialogue: {{dialogue}}\\n### Synopsis:"}}
-generation: {{temperature: 0.1, max_new_tokens: 20}}
-preprocessing: {{split: {{type: fixed}}}}
-trainer: {{type: none}}
-"""
 CHECK = ("check", "config.yaml", "--dataset")
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture
@@ -76,28 +62,15 @@ def test_rows_go_to_a_file(brim, leaking):
 
 
 def test_no_advice_is_one_line_and_a_cut_is_told_once(brim, project):
-    rows = [{"question": f"add {n} and {n} =", "answer": f" {2 * n}", "split": 0} for n in range(40)]
+    rows = [{"question": f"add {n} =", "answer": f" {n}", "split": 0} for n in range(40)]
     write(project / "plain.jsonl", rows)
     assert brim(*CHECK, "plain.jsonl").out.endswith("\nadvice: none\n")
-    rows = [{"question": f"add {n} =", "answer": f" {n}" * (1 + 8 * (n == 3)), "split": 0} for n in range(40)]
-    write(project / "long.jsonl", rows)
+    write(project / "long.jsonl", [*rows[:3], {**rows[3], "answer": " 3" * 9}, *rows[4:]])
     done = brim(*CHECK, "long.jsonl", "preprocessing.global_max_sequence_length=10")
     assert "were cut as a whole" not in done.out
     assert " 1. 1 of 40 rows (2.5%) are cut at 10 tokens; " in done.out
     assert "    → set preprocessing.global_max_sequence_length: " in done.out
     assert "\n    long.jsonl:4\n" in done.out
-
-
-def test_prompts_alone_are_checked_where_nothing_is_trained(brim, project, tiny_base):
-    (project / "predict.yaml").write_text(PREDICTING.format(base=tiny_base))
-    (project / "dialogues.csv").write_text("dialogue\n" + "".join(f"hello number {n}\n" for n in range(20)))
-    done = brim("check", "predict.yaml", "--dataset", "dialogues.csv")
-    assert (done.code, done.err) == (0, "")
-    told = " ".join(done.out.split())
-    assert "the data has no column `summary`: the prompts alone were checked, as for predict" in told
-    assert max(map(len, done.out.splitlines()[1:])) <= 80
-    assert re.search(r"^full +20 ", done.out, flags=re.MULTILINE)
-    assert "advice: none\n" in done.out
 
 
 def test_what_the_data_says_is_shown_as_it_is_and_does_not_steer_the_terminal(brim, project):
@@ -148,24 +121,6 @@ def test_experts_with_dropout_are_told_before_data_is_read_and_a_model_built(bri
         assert "adapter.dropout is 0.05, and experts are among the target modules" in done.err
         assert "set adapter.dropout: 0" in done.err
         assert ("answer" in done.err) == (verb == "check"), "which tells all at once"
-
-
-@pytest.mark.parametrize(
-    "encode",
-    [
-        lambda text: text.replace("\n", "\r\n").encode(),
-        lambda text: b"\xef\xbb\xbf" + text.encode(),
-        lambda text: text.replace("question\n", "&q question\n").replace("answer\n", "answer\n    column: answer\n").encode(),
-        lambda text: text.replace("adapter: lora", "adapter: &a {type: lora}").encode(),
-    ],
-    ids=["CRLF", "byte order mark", "anchors", "flow style"],
-)  # fmt: skip
-def test_yaml_may_be_written_in_many_ways(brim, project, encode):
-    config = project / "config.yaml"
-    config.write_bytes(encode(config.read_text()))
-    done = brim(*CHECK, "sums.jsonl")
-    assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("config.yaml: the configuration is right; llama with 128 tokens of context\n")
 
 
 def test_data_files_may_have_odd_names_and_windows_line_ends(brim, project):

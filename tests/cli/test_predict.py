@@ -8,27 +8,19 @@ import re
 import shlex
 import shutil
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file, save_file
+from tests.cli.conftest import records, write
 from tokenizers import Tokenizer
 
 from brim.infer import Journal
 
 pytestmark = pytest.mark.run
 DATA = ("--dataset", "sums.jsonl")
-
-
-def records(path):
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 # Predictions
@@ -55,35 +47,24 @@ def test_predict_needs_no_answers_and_keeps_order_and_columns(brim, project, fin
 
 def test_predict_takes_a_split_and_tells_json(brim, project, finished_run):
     done = brim("predict", finished_run, *DATA, "--split", "validation", "--output", "new/out.jsonl", "--json")
-    assert done.code == 0
-    told = json.loads(done.out)
+    told, rows = json.loads(done.out), records("new/out.jsonl")
     assert told.pop("seconds") > 0
-    rows = records("new/out.jsonl")
     assert [row["row"] for row in rows] == [7, 17, 27, 37]
     assert told == {
-        "output": "new/out.jsonl",
-        "ledger": None,
-        "summary": "new/out.jsonl.summary.json",
-        "num_rows": 4,
+        "output": "new/out.jsonl", "ledger": None, "summary": "new/out.jsonl.summary.json", "num_rows": 4,
         "num_new_rows": 4,
         "num_response_tokens": sum(row["num_response_tokens"] for row in rows),
         "num_stopped": sum(row["finish_reason"] == "stop" for row in rows),
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        ["num_beams=2"],
-        ["num_beams=2", "early_stopping=never", "length_penalty=-1"],
-        ["temperature=0"],
-        ["do_sample=true", "temperature=1.5", "top_k=null", "top_p=0.5"],
-        ["prompt_lookup_num_tokens=3"],
-        ["sequence_bias=[[[12, 7], -1.5]]", "bad_words_ids=[[3, 4]]", "suppress_tokens=[5]"],
-        ["bad_words_ids=[]"],
-        ["pad_token_id=1", "eos_token_id=[0, 5]"],
-        ["eos_token_id=7", "forced_eos_token_id=7", "exponential_decay_length_penalty=[2, 1.05]"],
-        ["guidance_scale=1.5", "repetition_penalty=1.2", "no_repeat_ngram_size=2", "use_cache=false"],
+        ["num_beams=2", "early_stopping=never", "length_penalty=-1", "bad_words_ids=[]"],
+        ["do_sample=true", "temperature=1.5", "top_k=null", "top_p=0.5", "eos_token_id=[0, 5]", "pad_token_id=1"],
+        ["sequence_bias=[[[12, 7], -1.5]]", "bad_words_ids=[[3, 4]]", "suppress_tokens=[5]", "forced_eos_token_id=7"],
+        ["guidance_scale=1.5", "exponential_decay_length_penalty=[2, 1.05]", "use_cache=false", "temperature=0"],
     ],
     ids=" ".join,
 )
@@ -92,8 +73,8 @@ def test_every_generation_setting_reaches_transformers(brim, project, finished_r
     done = brim("predict", finished_run, *overrides, *DATA, "--split", "test", "--output", "o.csv")
     assert done.code == 0
     # The plan, how far it is where that takes long, and not a word of libraries.
-    said = {line[:8].strip() for line in done.err.splitlines()}
-    assert said <= {"model", "data", "batch", "memory", "time", "note", "more", "", "generati"}
+    labels = {line[:8].strip() for line in done.err.splitlines()}
+    assert labels <= {"model", "data", "batch", "memory", "time", "note", "more", "", "generati"}
     assert len(pd.read_csv("o.csv")) == 8
 
 
@@ -114,8 +95,7 @@ def test_ctrl_c_says_how_to_go_on_and_resume_does(predict, project, monkeypatch)
         if len(self) >= 8:
             raise KeyboardInterrupt
 
-    whole = predict()
-    assert whole.code == 0
+    assert predict().code == 0
     expected = (project / "out.csv").read_bytes()
     (project / "out.csv").unlink()
     with monkeypatch.context() as patched:
@@ -124,40 +104,27 @@ def test_ctrl_c_says_how_to_go_on_and_resume_does(predict, project, monkeypatch)
     assert done.code == 130
     assert "\nbrim: out.csv: stopped after " in done.err
     assert done.err.endswith(f"  fix: continue with `{shlex.join(['brim', *sys.argv[1:]])} --resume`\n")
-    refused = predict()
-    assert refused.code == 2
-    assert "a prediction to this output was begun and not finished; nothing was changed" in refused.err
     again = predict("--resume", "--json")
-    assert again.code == 0
-    assert "continuing: " in again.err
+    assert (again.code, "continuing: " in again.err) == (0, True)
     assert (project / "out.csv").read_bytes() == expected
     told = json.loads(again.out)
     assert (told["num_rows"], told["output"], told["summary"]) == (40, "out.csv", "out.csv.summary.json")
-    summary = json.loads((project / "out.csv.summary.json").read_text())
-    assert (summary["num_resumed"], summary["num_killed"], summary["num_rows"]) == (1, 0, 40)
 
 
-def test_scores_and_keys_are_options(predict, project, sums):
-    write(project / "sums.jsonl", [{**row, "id": n} for n, row in enumerate(sums)])
-    assert predict("--scores", "--key", "id", "--split", "test").code == 0
-    assert (project / "out.csv").read_text().splitlines()[0].endswith(',"log_probability"')
-
-
-def test_nothing_is_written_where_a_job_cannot_be(predict, project):
-    outside = project / "outside"
-    outside.mkdir()
-    job = project / ".out.csv.job"
-    for kind in ("a link", "a folder of somebody's"):
-        if kind == "a link":
-            job.symlink_to(outside)
-        else:
-            job.unlink()
-            (outside / "theirs.txt").write_text("precious")
-            outside.rename(job)
+def test_a_job_that_cannot_be_writes_nothing_and_scores_and_keys_are_options(predict, project, sums):
+    theirs, job = project / "theirs", project / ".out.csv.job"
+    theirs.mkdir()
+    (theirs / "theirs.txt").write_text("precious")
+    for put in (lambda: job.symlink_to(theirs), lambda: (job.unlink(), theirs.rename(job))):  # a link, and a folder
+        put()
         done = predict("--resume")
         assert done.code == 2
         assert "the folder that the job would be kept in holds other files; nothing was changed" in done.err
-        assert sum(path.is_file() for path in job.rglob("*")) == (kind != "a link")
+        assert [path.name for path in job.iterdir()] == ["theirs.txt"]
+    shutil.rmtree(job)
+    write(project / "sums.jsonl", [{**row, "id": n} for n, row in enumerate(sums)])
+    assert predict("--scores", "--key", "id", "--split", "test").code == 0
+    assert (project / "out.csv").read_text().splitlines()[0].endswith(',"log_probability"')
 
 
 def test_a_prediction_without_a_data_set_names_the_one_that_it_takes(brim, project):
@@ -176,18 +143,13 @@ def test_the_plan_is_tables_in_80_columns_or_json_before_anything_is_loaded(brim
     monkeypatch.setattr("brim.models.load.load_base", None)  # nothing is loaded
     plan = ("predict", "config.yaml", *DATA, "--plan")
     done = brim(*plan, "--device", "t4")
-    assert done.code == 0
     lines = done.out.splitlines()
-    assert lines[0].endswith(": generate for 40 rows, on t4")
-    assert lines[2].startswith("40 rows, ")
+    assert (done.code, lines[0].endswith(": generate for 40 rows, on t4")) == (0, True)
     assert max(map(len, lines)) <= 80
     shapes = lines[lines.index("from row  rows together  tokens    GiB") + 1]
     assert shapes.split()[:2] == ["0", "40"]
     for line in ("memory +14.6 GiB", "rows +40: all rows together", r"time +about .* \(estimated\)"):
         assert re.search(rf"^{line}", done.out, flags=re.MULTILINE)
-    (time,) = re.findall(r"^time.*(?:\n .*)*", done.out, flags=re.MULTILINE)
-    assert "at most" not in time, "an estimate is no bound"
-    assert "loading and starting" in " ".join(time.split())
     told = json.loads(brim(*plan, "--json", "trainer.batch_size=3").out)
     assert (told["shapes"][0]["rows"], told["fixed_rows"], told["would_take"]) == (3, 3, 40)
     assert (told["max_new_tokens"], told["engine"]) == (6, "slots")
@@ -202,7 +164,6 @@ def test_evaluate_prints_figures_for_people_and_for_programs(brim, project, fini
     card = dict(line.split(maxsplit=1) for line in people.err.splitlines())
     assert [*card] == ["model", "data", "batch", "memory", "time"]
     assert card["data"].startswith("40 rows (full), ")
-    assert re.fullmatch(r"1 batch of up to 40 × \d+ tokens", card["batch"])
     programs = json.loads(brim("evaluate", finished_run, *DATA, "--json").out)
     low, high = programs["loss_interval"]
     assert low < programs["loss"] < high
@@ -215,16 +176,8 @@ def test_evaluate_prints_figures_for_people_and_for_programs(brim, project, fini
     rows = pd.read_csv(project / "new" / "rows.csv")
     assert rows["row"].tolist() == [8, 9, 18, 19, 28, 29, 38, 39]
     assert rows["loss"].sum() / rows["num_supervised"].sum() == pytest.approx(told["loss"], rel=1e-12)
-
-
-def test_a_configuration_that_was_not_trained_is_told_from_a_run(brim, project):
-    done = brim("evaluate", "config.yaml", *DATA)
-    assert done.code == 0
-    untrained = "note this is the model before training; for what a run has learned, name the run's folder"
-    assert untrained in " ".join(done.err.split())
     none = brim("evaluate", "config.yaml", "trainer={type: none}", "adapter=null", *DATA)
-    assert (none.code, none.out) == (0, done.out)
-    assert "before training" not in none.err
+    assert (none.code, "before training" in none.err) == (0, False), "it is not a run that could be trained"
 
 
 def test_evaluate_compares_with_the_base_for_people_and_for_programs(brim, project, finished_run):
@@ -258,31 +211,24 @@ def test_vectors_in_the_order_of_the_input_with_options_and_json(brim, project, 
     embed = ("embed", finished_run, *DATA)
     done = brim(*embed, "--output", "new/emb.parquet")
     assert done.code == 0
-    lines = done.out.splitlines()
-    assert lines[0].startswith("done    40 rows, ")
-    assert ", 32 numbers a vector, in " in lines[0]
-    assert lines[1:] == ["written new/emb.parquet"]
+    first, *rest = done.out.splitlines()
+    assert re.fullmatch(r"done    40 rows, .*, 32 numbers a vector, in .*", first)
+    assert rest == ["written new/emb.parquet"]
     assert [line.split()[0] for line in done.err.splitlines()] == ["model", "data", "batch", "memory", "time"]
     table = pq.read_table("new/emb.parquet")
-    assert table.column_names == ["row", "embedding"]
-    assert table["row"].to_pylist() == list(range(40))
+    assert (table.column_names, table["row"].to_pylist()) == (["row", "embedding"], list(range(40)))
 
-    few = (*embed, "--split", "validation", "--json")
-    told = json.loads(brim(*few, "--output", "1.parquet", "--layer", "-1", "--pooling", "last", "--normalize").out)
-    num_tokens = told.pop("num_tokens")
-    assert told.pop("seconds") > 0
+    few = (*embed, "--split", "validation", "--output", "1.parquet")
+    told = json.loads(brim(*few, "--layer", "-1", "--pooling", "last", "--normalize", "--json").out)
+    assert (told.pop("num_tokens") > 4, told.pop("seconds") > 0) == (True, True)
     assert told == {
         "output": "1.parquet", "ledger": None, "layer": "-1", "pooling": "last", "normalized": True, "width": 32,
         "num_rows": 4,
     }  # fmt: skip
     vectors = np.array(pq.read_table("1.parquet")["embedding"].to_pylist())
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), np.ones(4), rtol=1e-5)
-    by_token = brim(*few, "--output", "2.parquet", "--layer", "layers.0.mlp", "--pooling", "none")
-    assert json.loads(by_token.out)["pooling"] is None
-    rows = pq.read_table("2.parquet")["embedding"].to_pylist()
-    assert sum(map(len, rows)) == num_tokens
     before = digests(project)
-    again = brim(*few[:-1], "--output", "1.parquet")
+    again = brim(*few)
     assert again.code == 2
     assert "the output file exists already; nothing was changed" in again.err
     assert digests(project) == before
@@ -291,26 +237,16 @@ def test_vectors_in_the_order_of_the_input_with_options_and_json(brim, project, 
 # Categories
 
 CATEGORIES = """\
-model_type: llm
 base_model: {base}
-prompt:
-  task: Say whether the sum is odd or even.
-input_features:
-  - {{name: question, type: text}}
+prompt: {{task: Say whether the sum is odd or even.}}
+input_features: [{{name: question, type: text}}]
 output_features:
   - name: kind
     type: category
-    preprocessing:
-      fallback_label: even
-    decoder:
-      type: category_extractor
-      match:
-        odd: {{type: contains, value: odd}}
-        even: {{type: regex, value: \\beven\\b}}
-generation:
-  do_sample: false
-trainer:
-  type: none
+    preprocessing: {{fallback_label: even}}
+    decoder: {{match: {{odd: {{type: contains, value: odd}}, even: {{type: regex, value: \\beven\\b}}}}}}
+generation: {{do_sample: false}}
+trainer: {{type: none}}
 """
 LABELS = ("config.yaml", "output_features.0.decoder.constrain_to_vocabulary=true", "--dataset", "rows.jsonl")
 
@@ -324,45 +260,30 @@ def labelled(project, tiny_base):
     return project
 
 
-def test_predictions_are_labels(brim, labelled):
-    done = brim("predict", *LABELS, "--output", "labels.jsonl")
-    assert done.code == 0
-    rows = records("labels.jsonl")
-    assert [list(row)[:5] for row in rows] == [["row", "question", "kind", "kind_response", "kind_predictions"]] * 12
-    assert [row["kind_response"].strip() for row in rows] == [row["kind_predictions"] for row in rows]
-    assert {row["finish_reason"] for row in rows} == {"stop"}
-    labels = [row["kind_predictions"] for row in rows]
-    counted = sorted(((labels.count(label), label) for label in set(labels)), reverse=True)
-    assert f"labels  {', '.join(f'{label} {count}' for count, label in counted)}" in done.out
-
-
-def test_an_unknown_label_is_told_by_check_and_a_column_of_their_name_is_refused(brim, labelled):
+def test_an_unknown_label_is_told_by_check(brim, labelled):
     with (labelled / "rows.jsonl").open("a") as file:
         file.write('{"question": "1 + 1", "kind": "evne"}\n')
     done = brim("check", *LABELS)
     assert (done.code, done.out) == (2, "")
     what = "column `kind` holds the label 'evne', which is unknown (did you mean even?)"
     assert done.err.startswith(f"brim: rows.jsonl:13: {what}\n  expected: odd, even\n  fix: ")
-    (labelled / "rows.jsonl").write_text('{"question": "1 + 1", "kind_predictions": "odd"}\n')
+
+
+def test_predictions_are_labels_and_their_accuracy_is_shown_without_being_asked(brim, labelled):
     done = brim("predict", *LABELS, "--output", "labels.jsonl")
-    assert done.code == 2
-    assert "the data has a column `kind_predictions`, a name that predictions use themselves" in done.err
-
-
-def test_evaluation_shows_the_accuracy_of_labels_without_being_asked(brim, labelled):
+    assert done.code == 0
+    labels = [row["kind_predictions"] for row in records("labels.jsonl")]
+    counted = sorted(((labels.count(label), label) for label in set(labels)), reverse=True)
+    assert f"labels  {', '.join(f'{label} {count}' for count, label in counted)}" in done.out
     done = brim("evaluate", *LABELS, "--rows", "each.jsonl", "--json")
     assert done.code == 0
     told = json.loads(done.out)
     right = [a["label"] == b["kind"] for a, b in zip(records("each.jsonl"), records("rows.jsonl"), strict=True)]
     assert told["category_accuracy"] == sum(right) / 12
-    low, high = told["intervals"]["category_accuracy"]
-    assert low <= told["category_accuracy"] <= high
     assert "bleu" not in told
     for command in (("evaluate", *LABELS), ("train", *LABELS, "preprocessing.split=random")):
         printed = brim(*command)
-        assert printed.code == 0
-        assert "category accuracy" in printed.out
-        assert "--texts" not in printed.out
+        assert (printed.code, "category accuracy" in printed.out, "--texts" in printed.out) == (0, True, False)
 
 
 def test_memory_and_plan_count_the_tokens_of_the_longest_label_as_predict_does(brim, labelled, tiny_base):
@@ -372,14 +293,12 @@ def test_memory_and_plan_count_the_tokens_of_the_longest_label_as_predict_does(b
     longest = 1 + max(len(tokenizer.encode(form, add_special_tokens=False).ids) for form in forms)
     memory = ("memory", *LABELS[:2], "--phase", "generate", "--device", "t4", "--sequence-length", 16)
     done = brim(*memory)
-    assert done.code == 0
     assert f"generation.max_new_tokens: {longest} (the longest label and its end)" in done.out + done.err
     given = (f"generation.max_new_tokens={longest}",)
     counted, same = (json.loads(brim(*memory, *more, "--json").out)["total_bytes"] for more in ((), given))
     assert counted == same
     for labels in ((), ("output_features.0.decoder.match=null",)):  # named, or those of the data
         plan = brim("predict", *LABELS, *labels, "--plan", "--json")
-        assert plan.code == 0, plan.err
         assert json.loads(plan.out)["max_new_tokens"] == longest
 
 
@@ -413,25 +332,13 @@ def test_check_shows_rows_with_their_examples_and_loads_no_model_of_sentences(br
     assert "SAMPLE INPUT: add 0 and 0 =\n\nUSER: Complete the following task: Add.\n\nASSISTANT:\n« 0" in done.out
 
 
-def test_predictions_with_examples_are_the_same_for_a_split_and_among_others(brim, few_shot):
-    assert brim("predict", "config.yaml", RANDOM, "--output", "all.jsonl").code == 0
-    assert brim("predict", "config.yaml", RANDOM, "--split", "test", "--output", "test.jsonl").code == 0
-    both = [pd.read_json(few_shot / name, lines=True) for name in ("all.jsonl", "test.jsonl")]
-    assert len(both[1]) == 8
-    in_both = both[0][both[0]["row"].isin(both[1]["row"])].reset_index(drop=True)
-    pd.testing.assert_frame_equal(in_both, both[1])
-    assert both[0]["num_prompt_tokens"].min() > 70  # with two examples
-
-
 def test_new_rows_get_examples_of_the_configurations_data_or_are_refused(brim, few_shot):
     command = ("predict", "config.yaml", RANDOM, "--dataset", "new.jsonl", "--output", "new.parquet")
     refused = brim(*command, "dataset=null")
-    assert (refused.code, refused.out) == (2, "")
+    assert (refused.code, refused.out, (few_shot / "new.parquet").exists()) == (2, "", False)
     assert "prompt.retrieval takes examples from the training split, and it is not said of which data" in refused.err
-    assert not (few_shot / "new.parquet").exists()
     done = brim(*command)
-    assert done.code == 0
-    assert "1 row has its very input in the training split of sums.jsonl" in done.err
+    assert (done.code, "1 row has its very input in the training split of sums.jsonl" in done.err) == (0, True)
     frame = pd.read_parquet(few_shot / "new.parquet")
     assert frame["question"].tolist() == ["add 9 and 9 =", "add 1 and 1 ="]
     assert (frame["num_prompt_tokens"] > 70).all()
@@ -439,14 +346,11 @@ def test_new_rows_get_examples_of_the_configurations_data_or_are_refused(brim, f
 
 def test_a_run_with_examples_is_trained_evaluated_and_asked_anew(brim, project):
     prompt = 'prompt={template: "{__context__} {question}", retrieval: {type: random, k: 1}}'
-    train = ("train", "config.yaml", prompt, "trainer.train_steps=1", *DATA, "--output-directory", "run")
-    assert brim(*train).code == 0
+    assert brim("train", "config.yaml", prompt, "trainer.train_steps=1", *DATA, "--output-directory", "run").code == 0
     (project / "new.jsonl").write_text('{"question": "add 9 and 9 ="}\n')
-    done = brim("predict", "run", "--dataset", "new.jsonl", "--output", "new.parquet")
-    assert done.code == 0
+    assert brim("predict", "run", "--dataset", "new.jsonl", "--output", "new.parquet").code == 0
     assert pd.read_parquet(project / "new.parquet")["num_prompt_tokens"].item() > 40
-    evaluated = brim("evaluate", "run", "--split", "test", "--json")
-    assert (evaluated.code, json.loads(evaluated.out)["num_rows"]) == (0, 8)
+    assert json.loads(brim("evaluate", "run", "--split", "test", "--json").out)["num_rows"] == 8
 
 
 # Bad rows; each kind of them in each format stands in faults/rows.py
@@ -479,17 +383,12 @@ def bad_file(project, sums):
 
 def test_by_default_bad_rows_are_an_error_with_their_places(brim, project, bad_file):
     before = set(project.iterdir())
+    go_on = "set preprocessing.on_bad_row: drop to go on without such rows\n"
     for verb, ends in ENDS.items():
         done = brim(verb, "config.yaml", "--dataset", bad_file.name, *ends)
         assert done.code == 2
-        go_on = "set preprocessing.on_bad_row: drop to go on without such rows\n"
-        assert done.err.endswith(
-            f"brim: {DROPPED[0][1]}\n  expected: one JSON object a line\n"
-            f"{DROPPED[1][1]}\n  expected: one JSON object a line\n  fix: {go_on}"
-            "bad.jsonl:33: column `question` changes its type: a number here, text in bad.jsonl:1\n"
-            "  expected: one type in all rows of a column\n"
-            f"  fix: write all of its values in the same type, e.g. all as text; or {go_on}"
-        )
+        assert f"{DROPPED[1][1]}\n  expected: one JSON object a line\n  fix: {go_on}bad.jsonl:33: column `q" in done.err
+        assert done.err.endswith(go_on)
         assert set(project.iterdir()) == before
 
 
@@ -554,20 +453,16 @@ def test_prompts_that_cannot_be_continued_are_errors_that_name_the_policies(brim
 
 @pytest.mark.parametrize("policy", ["drop", "truncate"])
 def test_prompts_that_cannot_be_continued_are_left_out_or_cut(brim, prompts, policy):
-    done = brim(*PREDICT, DROP, f"preprocessing.on_overlong={policy}")
-    assert done.code == 0
+    assert brim(*PREDICT, DROP, f"preprocessing.on_overlong={policy}").code == 0
     rows = pd.read_csv(prompts / "out.csv")
     assert rows["row"].tolist() == ([0, 3, 4] if policy == "drop" else [0, 2, 3, 4])
     assert rows["num_prompt_tokens"].max() == 122
-    event = "dropped_overlong" if policy == "drop" else "cut_prompt"
     entries = pq.read_table(prompts / "out.csv.ledger.parquet").to_pylist()
-    assert entries == [
-        {"key": 1, "split": "full", "event": "filled_missing", "why": "no value in `question`",
-         "tokens_before": None, "tokens_after": None},
-        {"key": 1, "split": "full", "event": "dropped_bad", "why": "prompts.csv:3: the prompt is empty",
-         "tokens_before": None, "tokens_after": None},
-        {"key": 2, "split": "full", "event": event, "why": f"preprocessing.on_overlong is {policy}, {OVERLONG}",
-         "tokens_before": 300, "tokens_after": 0 if policy == "drop" else 122},
+    why = f"preprocessing.on_overlong is {policy}, {OVERLONG}"
+    assert [tuple(entry[name] for name in ("key", "event", "why", "tokens_before", "tokens_after")) for entry in entries] == [
+        (1, "filled_missing", "no value in `question`", None, None),
+        (1, "dropped_bad", "prompts.csv:3: the prompt is empty", None, None),
+        (2, "dropped_overlong", why, 300, 0) if policy == "drop" else (2, "cut_prompt", why, 300, 122),
     ]  # fmt: skip
     if policy == "truncate":
         (prompts / "cut.csv").write_text(f'question,answer,split\n"{"x" * 122}", 3,2\n')
@@ -580,41 +475,5 @@ def test_evaluate_leaves_out_what_it_would_have_to_continue(brim, prompts):
     assert json.loads(brim(*arguments).out)["num_rows"] == 4  # the empty prompt has an answer to score
     with_texts = brim(*arguments, "--texts", DROP, "-v")
     assert (with_texts.code, json.loads(with_texts.out)["num_rows"]) == (0, 3)
-    told = "1 of 5 rows were dropped, since they cannot be read or used (prompts.csv:3: the prompt is empty)"
-    assert told in with_texts.err
+    assert "1 of 5 rows were dropped, since they cannot be read or used (prompts.csv:3: the prompt" in with_texts.err
     assert brim(*arguments, "--texts").code == 2
-
-
-def test_train_drops_or_cuts_rows_beyond_the_context(brim, prompts):
-    settings = (
-        "preprocessing.split={type: random, probabilities: [1.0, 0.0, 0.0]}",
-        "preprocessing.drop_unlearnable=true",
-    )
-    train = ("train", "config.yaml", "--dataset", "prompts.csv", "trainer.epochs=1", *settings, "--output-directory")
-    refused = brim(*train, "run")
-    assert refused.code == 2
-    assert "fix: set preprocessing.on_overlong: truncate to cut them, or drop to leave them out" in refused.err
-    for policy, expected in {
-        "drop": [(2, "dropped_overlong", 302, 0)],
-        "truncate": [(2, "cut_joined", 302, 128), (2, "dropped_unlearnable", 128, 0)],
-    }.items():
-        assert brim(*train, policy, f"preprocessing.on_overlong={policy}").code == 0
-        entries = pq.read_table(prompts / policy / "ledger.parquet").to_pylist()
-        told = [(e["key"], e["event"], e["tokens_before"], e["tokens_after"]) for e in entries]
-        assert told == [(1, "filled_missing", None, None), *expected]
-
-
-def test_evaluate_takes_the_rows_that_train_took(brim, project):
-    """One row of 200 is longer than the context; of a second one, the prompt leaves the answer too little room."""
-    questions = [f"add 1 and {n} =" for n in range(200)]
-    questions[4], questions[7] = "x" * 300, "y" * 124
-    pd.DataFrame({"question": questions, "answer": " 3", "split": 0}).to_csv(project / "few.csv", index=False)
-    steps = ("trainer.train_steps=1", "trainer.effective_batch_size=100", "--output-directory", "run")
-    assert brim("train", "config.yaml", "--dataset", "few.csv", *steps).code == 0
-    dropped = "{} of 200 rows were dropped, since the model's context is too short for them"
-    for more, number in (([], 1), (["--texts"], 2)):
-        done = brim("evaluate", "run", "--split", "train", "--json", "-v", *more)
-        assert (done.code, json.loads(done.out)["num_rows"]) == (0, 200 - number)
-        assert dropped.format(number) in done.err
-    refused = brim("predict", "run", "--split", "train", "--output", "out.csv")
-    assert (refused.code, "2 prompts are too long" in refused.err) == (2, True)

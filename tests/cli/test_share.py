@@ -83,22 +83,6 @@ def test_upload_shows_what_lies_on_the_hub_and_keeps_the_token_to_itself(finishe
 
 
 @pytest.mark.process
-def test_a_refused_upload_and_one_without_a_network_are_one_message_without_the_token(finished_run, tmp_path):
-    with fake_hub() as hub:
-        hub.refuse["preupload"] = (403, f"{TOKEN} may not")
-        done = uploaded(finished_run, tmp_path, hub.url)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "brim: some-org/some-model: the token in HF_TOKEN may not write to some-org/some-model (the Hub says: *** may "
-        "not)\n  fix: use a token with the right to write, of a member of some-org\n"
-    )
-    assert hub.commits == []
-    unreachable = uploaded(finished_run, tmp_path, "http://127.0.0.1:9")
-    assert unreachable.returncode == 1
-    assert "the Hub could not be reached" in unreachable.stderr
-
-
-@pytest.mark.process
 def test_xet_which_sends_large_files_where_it_is_installed_logs_no_token(finished_run, tmp_path):
     pytest.importorskip("hf_xet")
     with fake_hub() as hub:  # which has no xet servers

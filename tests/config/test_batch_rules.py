@@ -212,28 +212,27 @@ def test_all_are_told_at_once(finetune, problems):
     ]
 
 
+FROM_64 = {"length": "1ep", "from": 64}
+ALLOWED = [
+    {"effective_batch_size": 20, "batch_rampup": {"length": "1ep", "from": 6}, "batch_size": 7},
+    {"effective_batch_size": 8, "batch_rampup": {**FROM_64, "shape": "linear", "increment": 3}},
+    {"effective_batch_size": 8, "batch_rampup": {"length": "0dur"}},
+    {"effective_batch_size": 10_001, "batch_rampup": {"length": "1ep", "from": 1, "shape": "linear"}},
+    {"batch_schedule": "0sp:128 9sp:32", "batch_size": "auto"}, {"batch_schedule": "0sp:8 9sp:32", "effective_batch_size": 32},
+    {"batch_adaptation": ADAPTATION, "effective_batch_size": 8, "max_batch_size": 64},
+    {"batch_adaptation": ADAPTATION, "effective_batch_size": 64, "train_samples": 1000},
+    {"effective_batch_size": 8, "batch_increase_function": "a.b:C.d", "noise_scale_every": 1}, {"noise_scale_every": 1},
+    {"batch_size": 2, "noise_scale_every": 1}, {"gradient_accumulation_steps": 2, "noise_scale_every": 1},
+    {"batch_beta2_scaling": True, "optimizer": "paged_adamw_8bit"}, {"batch_beta2_scaling": False, "optimizer": "lion"},
+]  # fmt: skip
+
+
 def test_what_is_allowed_loads_from_what_dump_writes(finetune, file):
-    ramp = {"length": "1ep", "from": 64}
-    for keys in [
-        {"effective_batch_size": 20, "batch_rampup": {"length": "1ep", "from": 6}, "batch_size": 7},
-        {"effective_batch_size": 8, "batch_rampup": {**ramp, "shape": "linear", "increment": 3}},
-        {"effective_batch_size": 8, "batch_rampup": {"length": "0dur"}},
-        {"effective_batch_size": 10_001, "batch_rampup": {"length": "1ep", "from": 1, "shape": "linear"}},
-        {"batch_schedule": "0sp:128 9sp:32", "batch_size": "auto"},
-        {"batch_schedule": "0sp:128 9sp:32", "effective_batch_size": 32},
-        {"batch_adaptation": ADAPTATION, "effective_batch_size": 8, "max_batch_size": 64},
-        {"batch_adaptation": ADAPTATION, "effective_batch_size": 64, "train_samples": 1000},
-        {"effective_batch_size": 8, "batch_increase_function": "a.b:C.d", "noise_scale_every": 1},
-        {"noise_scale_every": 1},
-        {"batch_size": 2, "noise_scale_every": 1},
-        {"gradient_accumulation_steps": 2, "noise_scale_every": 1},
-        {"batch_beta2_scaling": True, "optimizer": "paged_adamw_8bit"},
-        {"batch_beta2_scaling": False, "optimizer": "lion"},
-    ]:
+    for keys in ALLOWED:
         config = load_config(finetune(**keys)).config
         assert load_config(file(dump(config))).config == config
     schedule = {"decay": "wsd", "warmup_length": "5ba", "decay_length": "0.2dur"}
-    keys = {"effective_batch_size": 8, "batch_rampup": ramp, "learning_rate_scheduler": schedule}
+    keys = {"effective_batch_size": 8, "batch_rampup": FROM_64, "learning_rate_scheduler": schedule}
     config = resolve(load_config(finetune(**keys)).config, CPU).config
     assert "    from: 64\n" in dump(config)
     assert load_config(file(dump(config))).config == config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import itertools
 import json
 import os
 import shlex
@@ -119,15 +120,17 @@ def test_bare_types_explicit_nulls_and_pythons_own_values(minimal):
     config = load_config(minimal(adapter=None, backend="local", trainer=trainer)).config
     assert (config.backend.type, config.trainer.optimizer.type) == ("local", "sgd")
     assert (config.adapter, config.trainer.gradient_clipping) == (None, None)
-    adapter = {"type": "lora", "target_modules": ("q", "v")}
-    source = minimal(dataset=Path("data.jsonl"), random_seed=np.int64(7), adapter=adapter)
-    config = load_config(source | {"preprocessing": {"split": "random", "sample_ratio": np.float32(0.5)}}).config
+    adapter, preprocessing = (
+        {"type": "lora", "target_modules": ("q", "v")},
+        {"split": "random", "sample_ratio": np.float32(0.5)},
+    )
+    source = minimal(dataset=Path("data.jsonl"), random_seed=np.int64(7), adapter=adapter, preprocessing=preprocessing)
+    config = load_config(source).config
     assert (config.dataset, config.random_seed, config.preprocessing.sample_ratio) == ("data.jsonl", 7, 0.5)
     assert (config.adapter.target_modules, config.preprocessing.split.type) == (("q", "v"), "random")
-    for kind in ("none", "finetune"):
-        for rows in ("auto", None, 3):
-            trainer = load_config(minimal(trainer={"type": kind, "eval_batch_size": rows})).config.trainer
-            assert trainer.eval_batch_size == rows
+    for kind, rows in itertools.product(("none", "finetune"), ("auto", None, 3)):
+        trainer = load_config(minimal(trainer={"type": kind, "eval_batch_size": rows})).config.trainer
+        assert trainer.eval_batch_size == rows
 
 
 def test_all_problems_come_at_once_in_the_order_of_the_file(file, problems, golden):
@@ -205,37 +208,25 @@ def test_what_is_missing_is_told_with_its_meaning_and_a_mapping_names_its_keys_a
 
 
 def test_keys_without_effect_are_noted(minimal, file):
-    def noted(source, *words):
-        notes = load_config(source).notes
-        assert len(notes) == len(words)
-        assert all(map(says, notes, words)), notes
-
-    noted(
-        file(MINIMAL + "trainer:\n  epochs: 5\n  learning_rate: 0.1\nprompt: {template: Hello}\n"),
-        "config.yaml:10: learning_rate, epochs have no effect with trainer.type: none; … finetune",
-        "config.yaml:11: prompt.template names no column",
-    )
-    noted(
-        minimal(trainer={"type": "finetune", "epochs": 5, "train_steps": 10}),
-        "trainer.epochs: … has no effect, trainer.train_steps decides",
-    )
-    scheduler = "  learning_rate_scheduler: {wsd_decay_fraction: 0.2}\n"
-    source = file(f"{MINIMAL}ludwig_version: 0.10\ntrainer:\n  type: finetune\n{scheduler}")
+    untrained = "trainer:\n  epochs: 5\n  learning_rate: 0.1\nprompt: {template: Hello}\n"
+    older = "ludwig_version: 0.10\ntrainer:\n  type: finetune\n  learning_rate_scheduler: {wsd_decay_fraction: 0.2}\n"
     name = "trainer.learning_rate_scheduler"
-    noted(
-        source,
-        f"config.yaml:11: {name}.wsd_decay_fraction is read as {name}.decay_fraction",
-        "config.yaml:8: ludwig_version has no effect",
-    )
-    assert load_config(source).config.trainer.learning_rate_scheduler.decay_fraction == 0.2
-
-
-def test_a_secret_in_a_wrong_place_is_not_repeated(minimal, problems):
-    token = "hf_" + "a1B2" * 8 + "c3"
-    (told,) = problems(minimal(precision=token))
-    assert says(told, "precision: precision is '***'")
-    (told,) = problems(minimal(), (f"acces={token}",))
-    assert says(told, "override acces=***: unknown key acces")
+    for source, words in [
+        (minimal(trainer={"type": "finetune", "epochs": 5, "train_steps": 10}),
+         ["trainer.epochs: … has no effect, trainer.train_steps decides"]),
+        (file(MINIMAL + untrained), [
+            "config.yaml:10: learning_rate, epochs have no effect with trainer.type: none; … finetune",
+            "config.yaml:11: prompt.template names no column",
+        ]),
+        (lambda: file(MINIMAL + older), [
+            f"config.yaml:11: {name}.wsd_decay_fraction is read as {name}.decay_fraction",
+            "config.yaml:8: ludwig_version has no effect",
+        ]),
+    ]:  # fmt: skip
+        loaded = load_config(source() if callable(source) else source)
+        assert len(loaded.notes) == len(words)
+        assert all(map(says, loaded.notes, words)), loaded.notes
+    assert loaded.config.trainer.learning_rate_scheduler.decay_fraction == 0.2
 
 
 # Overrides
@@ -260,11 +251,9 @@ def test_overrides_set_values_and_make_sections(minimal):
 
 
 WRONG_OVERRIDES = [  # to the least configuration: the override, and the decisive words
-    ("trainer.epochs", "not an override … KEY=VALUE, such as trainer.epochs=1"),
+    ("trainer.epochs", "not an override … KEY=VALUE, such as trainer.epochs=1"), ("a..b=1", "not an override"),
     ("parts/two.jsonl", "not an override … write --dataset before each file; or put a pattern in quotes"),  # from a shell
-    ("=1", "not an override"), ("a..b=1", "not an override"),
     ("trainer.epoch=1", "unknown key trainer.epoch … did you mean trainer.epochs?"),
-    ("random_seed=x", f"random_seed is 'x' … {SEED}"),
     ("base_model.x=1", "base_model holds a single value and no keys … base_model=VALUE"),
     ("input_features.2.name=x", "input_features is a list and has no entry 2 … from 0 to 1, such as input_features.0"),
     ("input_features.name=x", "input_features is a list and has no entry name"),

@@ -90,27 +90,28 @@ def test_contradictions_in_the_trainer(finetune):
             load_config(finetune(learning_rate_scheduler=keys))
 
 
+NO_CONTRADICTIONS = [
+    {"prompt": {"template": "{question}"}, "input_features": [{"name": "p", "type": "text", "column": "answer"}]},
+    {"preprocessing": {"sample_size": 3, "sample_ratio": 1.0}}, {"generation": {"temperature": 0.0, "do_sample": False}},
+    {"preprocessing": {"split": {"type": "random", "probabilities": [1.0, 0, 0]}}},
+    {"preprocessing": {"split": {"type": "random", "probabilities": [0.0, 0.5, 0.5]}}},  # nothing is trained
+    {"trainer": {"type": "finetune", "validation_field": "combined", "early_stop": -1}},
+    {"trainer": {"type": "finetune", "validation_field": "answer", "validation_metric": "token_accuracy"}},
+    {"trainer": {"type": "finetune", "optimizer": {"type": "sgd", "nesterov": True, "momentum": 0.9}}},
+]  # fmt: skip
+NO_OVERLAPS = [
+    {"warmup_length": "5ba"}, {"warmup_length": "1ep", "warmup_fraction": 0.0}, {"decay": "wsd", "decay_length": "100tok"},
+    {"decay": "wsd", "warmup_length": "0.6dur", "decay_length": "0.4dur"},
+    {"decay": "wsd", "warmup_fraction": 0.7, "decay_fraction": 0.3},  # 0.7 + 0.3 in binary is 1
+    {"decay": "wsd", "warmup_fraction": 0.9, "decay_fraction": 0.1},
+    {"decay": "wsd", "warmup_length": "1ep", "decay_length": "100sp"},  # compared once the run's length is known
+]  # fmt: skip
+
+
 def test_what_looks_like_a_contradiction_and_is_none(minimal, finetune):
-    for keys in [
-        {"prompt": {"template": "{question}"}, "input_features": [{"name": "p", "type": "text", "column": "answer"}]},
-        {"preprocessing": {"sample_size": 3, "sample_ratio": 1.0}},
-        {"preprocessing": {"split": {"type": "random", "probabilities": [1.0, 0, 0]}}},
-        {"preprocessing": {"split": {"type": "random", "probabilities": [0.0, 0.5, 0.5]}}},  # nothing is trained
-        {"generation": {"temperature": 0.0, "do_sample": False}},
-        {"trainer": {"type": "finetune", "validation_field": "combined", "early_stop": -1}},
-        {"trainer": {"type": "finetune", "validation_field": "answer", "validation_metric": "token_accuracy"}},
-        {"trainer": {"type": "finetune", "optimizer": {"type": "sgd", "nesterov": True, "momentum": 0.9}}},
-    ]:
+    for keys in NO_CONTRADICTIONS:
         load_config(minimal(**keys))
-    for keys in [
-        {"warmup_length": "5ba"},
-        {"warmup_length": "1ep", "warmup_fraction": 0.0},
-        {"decay": "wsd", "warmup_length": "0.6dur", "decay_length": "0.4dur"},
-        {"decay": "wsd", "warmup_fraction": 0.7, "decay_fraction": 0.3},  # 0.7 + 0.3 in binary is 1
-        {"decay": "wsd", "warmup_fraction": 0.9, "decay_fraction": 0.1},
-        {"decay": "wsd", "warmup_length": "1ep", "decay_length": "100sp"},  # compared once the run's length is known
-        {"decay": "wsd", "decay_length": "100tok"},
-    ]:
+    for keys in NO_OVERLAPS:
         config = load_config(finetune(learning_rate_scheduler=keys)).config
         assert load_config(config.model_dump(mode="json", exclude={"trainer": {"batch_size"}})).config == config
 

@@ -58,11 +58,9 @@ def test_a_misspelt_key_is_named_whole_wherever_it_stands_and_its_value_is_check
 def test_no_guess_is_better_than_a_wrong_one(minimal, problems):
     for source in [
         {"learning_rat": 1},  # a key of another section
-        {"trainer": {"type": "finetune", "epoch": [3]}},  # a number's key for a list
-        {"trainer": {"type": "finetune", "train_stepz": {}}},
-        {"preprocessing": {"sample_rise": "many"}},  # a number's key for a text
-        {"memory": {"bud": 3}},
-    ]:
+        {"trainer": {"type": "finetune", "epoch": [3]}}, {"trainer": {"type": "finetune", "train_stepz": {}}},  # a number's
+        {"preprocessing": {"sample_rise": "many"}}, {"memory": {"bud": 3}},
+    ]:  # fmt: skip
         (text,) = problems(minimal(**source))
         assert "did you mean" not in text
         assert "write" not in text
@@ -207,7 +205,7 @@ def with_lines(source, lines):
 
 
 def _lines_of(fix):
-    """The keys and values of a fix, read as YAML."""
+    """Return the keys and values of a fix, read as YAML."""
     texts = fix.removeprefix("write ").split(" (")[0].split(" and ") if fix.startswith("write ") else []
     return [(key, read_yaml(value, "fix")[0]) for key, value in (text.split(": ", 1) for text in texts)]
 

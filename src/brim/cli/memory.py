@@ -18,6 +18,7 @@ from rich.console import Console
 from brim.cli.options import ConfigOrRun, JsonOption, MemoryOption, Overrides, config_file, say
 from brim.config import LoadedConfig
 from brim.config.schema import Config
+from brim.config.text import misspelt, show
 from brim.errors import InputError, Problem
 from brim.memory import MOST_GPUS, MOST_MEMORY_BYTES, MOST_ROWS, MOST_TOKENS, Offload
 from brim.memory.events import Phase
@@ -282,8 +283,6 @@ def named_phase(text: str | None) -> Phase | None:
     """Return the phase of this name. Raises InputError if there is none."""
     if text is None or text in get_args(Phase):
         return cast("Phase | None", text)
-    from brim.config.text import misspelt, show
-
     meant = misspelt(text, get_args(Phase))
     raise InputError(
         what=f"unknown phase {show(text)}",

@@ -130,8 +130,10 @@ def expected(field: FieldInfo, *, quote: str = "") -> str:
 
 
 def options(field: FieldInfo) -> list[str]:
-    """Return the texts that a key accepts, if it has fixed choices."""
-    return [w for member in _members(field.annotation) if get_origin(member) is Literal for w in _words(member, (), "")]
+    """Return the texts that a key accepts, if it has fixed choices, and the types of its sections."""
+    marker = typed_marker(field)
+    literals = [each for each in _members(field.annotation) if get_origin(each) is Literal]
+    return [word for each in literals for word in _words(each, (), "")] + list(marker.types if marker else ())
 
 
 def kinds_of_values(field: FieldInfo) -> frozenset[str]:

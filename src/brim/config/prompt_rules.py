@@ -89,12 +89,6 @@ def _parts(text: str, lengths: set[int]) -> Iterator[str]:
             yield text[start : start + length]
 
 
-def without_rule(feature: OutputFeature) -> list[str]:
-    """Return labels of `vocab` that no rule finds and that are not the fallback either."""
-    found = [*feature.rules, feature.fallback_label]
-    return [label for label in feature.labels if label not in found]
-
-
 def _types_agree(feature: OutputFeature) -> Iterator[Finding]:
     if (feature.type == "category") != (feature.categories is not None):
         yield Finding(
@@ -238,14 +232,14 @@ def template_names_what_is_set(config: Config) -> Iterator[Finding]:
         if is_set and placeholder not in used:
             yield Finding(
                 paths=(TEMPLATE, path),
-                what=f"{'.'.join(map(str, path))} is set, and prompt.template does not say where it goes",
+                what=f"{dotted(path)} is set, and prompt.template does not say where it goes",
                 expected=f"{{{placeholder}}} in the template",
-                fix=f"put {{{placeholder}}} into the template, or remove {'.'.join(map(str, path))}",
+                fix=f"put {{{placeholder}}} into the template, or remove {dotted(path)}",
             )
         elif placeholder in used and not is_set:
             yield Finding(
                 paths=(TEMPLATE, path),
-                what=f"prompt.template has {{{placeholder}}}, and {'.'.join(map(str, path))} is not set",
+                what=f"prompt.template has {{{placeholder}}}, and {dotted(path)} is not set",
                 fix=f"{lacking}, or take {{{placeholder}}} out of the template",
             )
 

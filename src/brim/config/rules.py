@@ -17,7 +17,6 @@ from brim.config.prompt_rules import (
     several_inputs_are_put_together,
     template_names_what_is_set,
     unreachable,
-    without_rule,
 )
 from brim.config.prompts import Template, pattern_fault, prompt_columns
 from brim.config.schedule_rules import learning_rate_rules, moves_batch, takes_default_epochs
@@ -112,8 +111,9 @@ def _batch_that_stays(trainer: FinetuneTrainer, document: Document) -> list[str]
 
 def _labels_never_found(config: Config, document: Document) -> list[str]:
     feature, where = config.output_features[0], document.place(VOCAB).where
+    without_rule = [each for each in feature.labels if each not in feature.rules and each != feature.fallback_label]
     return [
-        *(f"{where}: the label {label!r} is never found, since it has no rule" for label in without_rule(feature)),
+        *(f"{where}: the label {label!r} is never found, since it has no rule" for label in without_rule),
         *(
             f"{document.place((*MATCH, label)).where}: the label {label!r} is never found, since the rule of "
             f"{earlier!r} stands before its own and fits whenever that does"

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from brim.config.findings import Finding, foreign_value, unknown_key
-from brim.config.introspect import expected, is_list, is_mapping, join, options, sections_of, type_name, typed_marker
+from brim.config.introspect import expected, is_list, is_mapping, join, options, sections_of, type_name
 from brim.config.schema import Config, Section
 from brim.config.text import KeyPath, contains, dotted, is_within, misspelt, show, value_at, with_value
 
@@ -139,15 +139,10 @@ def _wrong_value(spot: _Spot, data: dict[str, Any], *, fix: str = "") -> Finding
         paths=(spot.path,),
         what=f"{dotted(spot.path)} is {show(value)}",
         expected=words,
-        fix=fix or _hint(value, words, [*options(spot.field), *_type_names(spot.field)]),
+        fix=fix or _hint(value, words, options(spot.field)),
         kind="value",
     )
     return _with_foreign_value(finding, data)
-
-
-def _type_names(field: Any) -> list[str]:
-    marker = typed_marker(field)
-    return list(marker.types) if marker is not None else []
 
 
 def _hint(value: Any, words: str, choices: list[str]) -> str:
