@@ -77,7 +77,9 @@ CASES = (
     Case(name="LoRA", shape=SMALL, method="lora", micro_batch_rows=4, num_steps=26, max_characters=700, counts=True),
     Case(name="LoRA", shape=SMALL, method="lora", micro_batch_rows=1, num_steps=26, max_characters=700, counts=True),
     Case(name="full", shape=SMALL, method="full", micro_batch_rows=4, num_steps=26, max_characters=700, counts=True),
+    # Goal: at most 300 µs a step and 100 µs a micro-batch more than the bare loop. These two tell one from the other.
     Case(name="tiny", shape=TINY, method="full", micro_batch_rows=4, num_steps=80, max_characters=400, counts=False),
+    Case(name="tiny", shape=TINY, method="full", micro_batch_rows=1, num_steps=80, max_characters=400, counts=False),
 )
 
 

@@ -21,7 +21,7 @@ from tests.report.hand_made import hand_made_prediction
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import brim
-from brim.infer import Measure
+from brim.infer.metrics import Measure
 from brim.notes import Note, kind_of
 from brim.report import Screen, history_plot
 from brim.units import format_bytes
@@ -200,7 +200,7 @@ def test_the_batch_size_of_a_call_is_for_that_call(zero_shot, sums_file, monkeyp
     model, score, scored, generated = brim.Model({**zero_shot, "trainer": trainer}), evaluation.score_rows, [], []
 
     def look_and_score(*arguments, **more):
-        scored.append(getattr(more["batch_rows"], "num_rows", "planned"))
+        scored.append(getattr(more["batches"], "num_rows", "planned"))
         return score(*arguments, **more)
 
     monkeypatch.setattr(evaluation, "score_rows", look_and_score)

@@ -1,11 +1,14 @@
 """A tiny model in fp32 and rows of very different lengths."""
 
+import gc
+import weakref
+
 import pytest
 from tests.infer.families import rows_of
 
 from brim.batching import oom
 from brim.infer import stream
-from brim.infer.engines import continuous
+from brim.infer.engines import Passes, continuous
 
 LENGTHS = [3, 60, 9, 1, 31, 9, 2, 44, 17, 5, 28]
 
@@ -28,18 +31,10 @@ def model():
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.4,
-        bos_token_id=None,
-        eos_token_id=0,
+        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.4, bos_token_id=None, eos_token_id=0,
         pad_token_id=1,
-    )
+    )  # fmt: skip
     return LlamaForCausalLM(config).eval()
 
 
@@ -52,3 +47,19 @@ def prompts():
 def rows():
     """The same tokens, of which all but the first are to be learned."""
     return rows_of(LENGTHS, first_key=100, vocabulary=300, answers=True)
+
+
+@pytest.fixture
+def caches(monkeypatch):
+    """Weak references to every cache that is made. What is freed is freed at once, not when Python looks for cycles."""
+    made, begin = [], Passes.__init__
+
+    def watched(self, *args, **how):
+        begin(self, *args, **how)
+        made.append(weakref.ref(self.cache))
+
+    monkeypatch.setattr(Passes, "__init__", watched)
+    gc.collect()
+    gc.disable()
+    yield made
+    gc.enable()

@@ -110,11 +110,11 @@ def test_any_sequence_of_moves_keeps_every_row():
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40))
 def test_every_slot_is_in_one_window_that_holds_all_it_needs(starts):
     windows = row_windows(starts)
-    assert [slot for window in windows for slot in range(len(starts))[window.slots]] == list(range(len(starts)))
-    for window in windows:
-        assert window.unneeded == min(starts[window.slots]) - min(starts)
+    assert [slot for slots, _ in windows for slot in range(len(starts))[slots]] == list(range(len(starts)))
+    for slots, unneeded in windows:
+        assert unneeded == min(starts[slots]) - min(starts)
     neighbours = row_windows([5] * 8 + [9, 7] + [8] * 6 + [30])
-    assert [window.unneeded for window in neighbours] == [0, 2, 25]
+    assert [unneeded for _, unneeded in neighbours] == [0, 2, 25]
 
 
 @pytest.mark.parametrize("heads", [2, 6])

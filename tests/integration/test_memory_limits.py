@@ -23,7 +23,7 @@ from tests.integration.conftest import MODEL, events, losses, steps, validation
 from tests.train.scarce import apart
 
 import brim
-from brim.infer import evaluate as evaluating
+from brim.infer.metrics import scores as evaluating
 from brim.train import job as exporting
 
 pytestmark = pytest.mark.run

@@ -9,12 +9,10 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tests.gallery import usual
 
-import brim
 from brim.batching import MicroBatch
 from brim.errors import WriteError
-from brim.train import Curve, MetricsLog, Peak, RunFigures
+from brim.train import Curve, MetricsLog, Peak, RunFigures, TensorBoardLog
 from brim.train.figures import MOST_POINTS
 from brim.train.logs import Peaks
 
@@ -152,20 +150,13 @@ def test_totals_final_losses_and_curves(metrics):
     assert RunFigures.of_json(json.loads(json.dumps(found.as_json()))) == found
 
 
-def test_a_last_step_that_was_left_out_consumed_its_rows(tmp_path):
+def test_runs_that_fell_apart_ended_with_a_skipped_step_have_no_steps_and_of_many(path):
     counts = {"num_samples": 8, "num_tokens": 30, "num_supervised_tokens": 10}
-    records = [
-        step(1, 4.0, tokens=10, supervised=4),
-        {"step": 2, "event": "skipped", "cause": "loss", "rows": [1], **counts},
-        {"step": 2, "split": "validation", "loss": 3.5, "num_supervised_tokens": 7},
-    ]
-    found = RunFigures.of(write(tmp_path / "metrics.jsonl", records))
+    skipped = {"step": 2, "event": "skipped", "cause": "loss", "rows": [1], **counts}  # it consumed its rows
+    evaluated = {"step": 2, "split": "validation", "loss": 3.5, "num_supervised_tokens": 7}
+    found = RunFigures.of(write(path, [step(1, 4.0, tokens=10, supervised=4), skipped, evaluated]))
     assert (found.num_steps, found.num_samples, found.num_tokens, found.num_supervised_tokens) == (2, 8, 30, 10)
-    assert found.train_curve == Curve(tokens=(10,), loss=(4.0,), weights=(4,))
-    assert found.validation_curve.tokens == (30,)
-
-
-def test_runs_that_fell_apart_without_steps_and_of_many(path):
+    assert (found.train_curve.tokens, found.validation_curve.tokens) == ((10,), (30,))
     lost = {"step": 1, "split": "validation", "loss": None, "num_supervised_tokens": 7}
     found = RunFigures.of(write(path, [step(1, None, tokens=1, supervised=1), lost]))
     assert math.isnan(found.losses["train"])
@@ -231,18 +222,6 @@ def logged(run):
     }
 
 
-class Failing:
-    """An observer that fails after a step, as a full disk would."""
-
-    def start(self, *, first_step, total_steps, total_samples): ...
-
-    def write(self, record):
-        if record["step"] == 5:
-            raise OSError("no room")
-
-    def close(self): ...
-
-
 @pytest.mark.run
 def test_tensorboard_shows_what_metrics_jsonl_holds(gallery):
     run = gallery("lora").run
@@ -253,16 +232,16 @@ def test_tensorboard_shows_what_metrics_jsonl_holds(gallery):
     assert shown == pytest.approx(logged(run), rel=1e-6)
 
 
-@pytest.mark.run
-def test_a_run_that_failed_and_was_continued_shows_each_step_once(tiny_base, sums_file, tmp_path):
-    run, config = tmp_path / "run", usual(tiny_base, trainer={"steps_per_checkpoint": 3})
-    with pytest.raises(OSError, match="no room"):
-        brim.Model(config).train(sums_file, output_directory=run, observer=Failing())
-    assert ("train/loss", 5) in scalars(run / "tensorboard")  # after the checkpoint of step 3
-    brim.Model(config).train(sums_file, output_directory=run, resume=True)
-    shown = scalars(run / "tensorboard")
-    assert [step for tag, step in shown if tag == "train/loss"] == list(range(1, 9))
-    assert shown == pytest.approx(logged(run), rel=1e-6)
+def test_a_session_that_goes_on_hides_what_an_interrupted_one_wrote_after_its_checkpoint(tmp_path):
+    for first, last, loss in ((0, 5, 1.0), (3, 8, 2.0)):
+        log = TensorBoardLog(tmp_path)
+        log.start(first_step=first, total_steps=8, total_samples=32)
+        for number in range(first + 1, last + 1):
+            log.write(step(number, loss, tokens=10, supervised=4))
+        log.close()
+        assert ("train/loss", last) in scalars(tmp_path)
+    losses = {number: value for (tag, number), value in scalars(tmp_path).items() if tag == "train/loss"}
+    assert losses == {number: 1.0 if number <= 3 else 2.0 for number in range(1, 9)}
 
 
 # What steps took against what was predicted

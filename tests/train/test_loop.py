@@ -322,7 +322,10 @@ def scores(run):
 
 
 def test_an_evaluation_that_cannot_be_had_is_owed_by_the_run_that_goes_on(tmp_path):
-    whole = evaluated_run(tmp_path / "clean").train()
+    whole, modes = evaluated_run(tmp_path / "clean"), set()
+    whole.model.lm_head.register_forward_hook(lambda head, *_: modes.add((torch.is_grad_enabled(), head.training)))
+    whole.train()
+    assert modes == {(True, True), (False, False)}  # the model trains again after an evaluation, all of it
     run = evaluated_run(tmp_path / "run", {1})
     problem = failed(run, match="evaluation of a single row")
     assert problem.fix == "less. The checkpoint of step 3 holds all that was learned"

@@ -17,7 +17,7 @@ from brim.config import DeviceFacts, load_config, resolve
 from brim.errors import ConfigError
 from brim.train import LearningRate, build_optimizer, states_in_32_bits
 from brim.train.checkpoint import optimizer_state, restore_optimizer
-from brim.train.optimizer import FixedBetas, MovingBeta2, batch_factor, require_room, update_rates
+from brim.train.optimizer import FixedBetas, MovingBeta2, require_room, update_rates
 
 
 def rates(schedule, batch, total):
@@ -142,10 +142,6 @@ def test_a_scaling_takes_the_schedule_s_size_not_the_rows_that_an_epoch_leaves()
         schedule = LearningRate(**keys, scaling=scaling)
         for size, factor in zip((4, 32, 16), factors, strict=True):
             assert schedule(consumed_samples=32, batch_samples=3, size=size) == 0.75 * factor
-    factors = [("none", 64, 1), ("sqrt", 64, 1 / 4), ("linear", 64, 1 / 16), ("sqrt", 4096, 2), ("linear", 4096, 4)]
-    for scaling, size, factor in factors:
-        assert batch_factor(scaling, size=size, final_size=1024) == factor
-        assert batch_factor(scaling, size=3, final_size=3) == 1.0
 
 
 def test_a_warm_up_and_a_decay_may_fill_the_run_and_no_more():
@@ -338,15 +334,6 @@ def test_after_any_number_of_updates_at_the_final_size_nothing_is_corrected(num_
     rates.set(size=3, learning_rate=0.1)
     group = optimizer.param_groups[0]
     assert (group["lr"], group["eps"], group["weight_decay"], group["betas"]) == (0.1, 1e-8, 0.1, (0.9, beta2))
-
-
-@given(size=st.integers(1, 4096), steps=st.integers(1, 1000))
-@examples(50)
-def test_a_phase_forgets_as_much_a_sample_as_the_final_one(size, steps):
-    optimizer, rates = moving({"type": "adamw", "betas": [0.9, 0.999]}, weights(), final_size=256)
-    rates.set(size=size, learning_rate=0.1)
-    kept = optimizer.param_groups[0]["betas"][1] ** steps
-    assert kept == pytest.approx(0.999 ** (size * steps / 256), rel=1e-9)
 
 
 @pytest.mark.parametrize("asked", [ASKED[1], ASKED[4], {"type": "adamw_8bit", "weight_decay": 0.1, "min_8bit_size": 8}])

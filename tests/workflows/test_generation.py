@@ -17,8 +17,8 @@ import brim
 from brim.batching import Probe, random_states
 from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import BrimError, InputError
-from brim.infer import BATCH_TOKENS
 from brim.infer.engines import RowsByCost, RowsByTrial, SlotsEngine, StaticEngine, respond_to
+from brim.infer.metrics import BATCH_TOKENS
 from brim.memory.devices import budget as at_hand_budget
 from brim.models import load_llm
 from brim.planning import (
@@ -360,7 +360,7 @@ def test_what_vllm_cannot_do_is_refused(session_of, zero_shot, sums_file, monkey
         ({"quantization": {"bits": 4}}, "the base is quantised as it is loaded"),
         ({"initialize": "random"}, "initialize is random"),
         ({"precision": "bf16-mixed"}, "precision is bf16-mixed, and it has no mixed one"),
-        ({"generation": {**generation, "num_beams": 2}}, "generation.num_beams is not handed"),
+        ({"generation": {**generation, "num_beams": 2}}, "generation.num_beams is not passed"),
     ):
         with pytest.raises(InputError, match=f"vLLM cannot be used: {reason}"):
             vllm_engine(session_of(**keys), rows=None)

@@ -21,7 +21,7 @@ from tests.gallery import SIZES, usual
 import brim
 from brim.data.read import read
 from brim.errors import ConfigError, DataError, InputError, OutputError, WriteError
-from brim.infer import Measure, intervals
+from brim.infer.metrics import Measure, intervals
 from brim.workflows.prediction import embedding as activations, write_predictions
 from brim.workflows.prediction.prompts import row_keys
 

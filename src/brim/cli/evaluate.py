@@ -22,7 +22,7 @@ from brim.cli.options import (
 from brim.errors import InputError
 
 if TYPE_CHECKING:
-    from brim.infer import Interval
+    from brim.infer.metrics import Interval
     from brim.workflows.runs import EvaluateResult
 
 

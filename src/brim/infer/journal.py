@@ -162,7 +162,8 @@ class Journal:
         places, parts, end = [], [], self._end
         for record in records:
             places.append(end)
-            parts.append(_packed(record))
+            checksum = _checksum(record.key, record.prompt, record.body)
+            parts.append(_RECORD_HEAD.pack(len(record.body), checksum, record.key, record.prompt) + record.body)
             end += len(parts[-1])
         with writing("the journal", self._path):
             try:
@@ -244,11 +245,6 @@ class Journal:
 
 
 Records: TypeAlias = Journal | HeldRecords
-
-
-def _packed(record: Record) -> bytes:
-    checksum = _checksum(record.key, record.prompt, record.body)
-    return _RECORD_HEAD.pack(len(record.body), checksum, record.key, record.prompt) + record.body
 
 
 def _checksum(key: int, prompt: int, body: bytes) -> int:

@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from brim.batching import ByLength, Costs, Totals, cut_totals, peak_meter
 from brim.config.schema import NoTrainer
 from brim.data.tokens import TokenRows
-from brim.infer import score_rows
 from brim.infer.engines import Batches, RowsAtOnce, RowsByCost, RowsByTrial, Smaller
+from brim.infer.metrics import score_rows
 from brim.memory import UntraceableError, tracing
 from brim.memory.closed_form import forward_bound
 from brim.memory.devices import Budget, budget_of, device_at_hand, enforce, map_large_blocks, returns_at_once

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from brim.infer import Interval
+from brim.infer.metrics import Interval
 from brim.report.picture import PageTable
 from brim.train import RunFigures
 from brim.units import format_bytes, format_count, format_seconds

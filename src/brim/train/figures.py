@@ -171,7 +171,8 @@ class RunFigures:
         )
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "losses": {split: _finite_or_null(loss) for split, loss in self.losses.items()}}
+        losses = {split: loss if math.isfinite(loss) else None for split, loss in self.losses.items()}
+        return {**asdict(self), "losses": losses}
 
     @classmethod
     def of_json(cls, given: Mapping[str, Any]) -> RunFigures:
@@ -250,7 +251,3 @@ def _every(curve: Curve) -> Curve:
 
 def _number(loss: float | None) -> float:
     return math.nan if loss is None else float(loss)
-
-
-def _finite_or_null(loss: float) -> float | None:
-    return loss if math.isfinite(loss) else None

@@ -23,7 +23,6 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 from weakref import proxy
 
@@ -59,7 +58,7 @@ class Passes:
         self._model, self._pad_id = model, pad_id
         self._device, self._precision = device, precision
         self.cache = RowCache(num_cache_layers(model), rows=rows, columns=columns, cells=cells)
-        accepted = _accepted(model)
+        accepted = inspect.signature(base_model(model).forward).parameters
         self._takes_positions = "position_ids" in accepted
         self._last_only: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self._starts: Tensor | None = None  # of the rows that are in, on the device
@@ -144,10 +143,6 @@ class Passes:
 def num_cache_layers(model: PreTrainedModel) -> int:
     """Count the layers that may keep keys and values."""
     return int(base_model(model).config.get_text_config(decoder=True).num_hidden_layers)
-
-
-def _accepted(model: PreTrainedModel) -> frozenset[str]:
-    return frozenset(inspect.signature(base_model(model).forward).parameters)
 
 
 class RowCache(Cache):  # type: ignore[misc]
@@ -322,20 +317,15 @@ def _view(flat: Tensor, rows: int, columns: int, shape: tuple[int, int]) -> Tens
 _ROWS = 8  # looked at together: of 8, 16, 32 and 64 the fastest in one short, noisy trial; 16 is about as good
 
 
-@dataclass(frozen=True, slots=True)
-class RowWindow:
-    """Hold neighbouring slots, and how many columns of the common window none of them needs."""
+def row_windows(starts: Sequence[int]) -> list[tuple[slice, int]]:
+    """Return neighbouring slots, in order, and how many columns of the common window none of them needs.
 
-    slots: slice
-    unneeded: int
-
-
-def row_windows(starts: Sequence[int]) -> list[RowWindow]:
-    """Return every slot once, in order. starts: the column of each slot's first token."""
+    starts: the column of each slot's first token.
+    """
     base = min(starts)
     firsts = range(0, len(starts), _ROWS)
     parts = [slice(first, min(first + _ROWS, len(starts))) for first in firsts]
-    return [RowWindow(part, min(starts[part]) - base) for part in parts]
+    return [(part, min(starts[part]) - base) for part in parts]
 
 
 @contextmanager
@@ -358,7 +348,7 @@ def attending_in_windows(starts: Sequence[int], device: torch.device) -> Iterato
         del ALL_ATTENTION_FUNCTIONS["sdpa"]
 
 
-_WINDOWS: ContextVar[Sequence[RowWindow]] = ContextVar("row windows", default=())
+_WINDOWS: ContextVar[Sequence[tuple[slice, int]]] = ContextVar("row windows", default=())
 
 
 def _attend(
@@ -378,6 +368,6 @@ def _attend(
     has_own_columns = more.get("position_bias") is not None or (
         attention_mask is not None and attention_mask.shape[0] != query.shape[0]
     )
-    if not windows or windows[-1].slots.stop != query.shape[0] or query.shape[2] != 1 or has_own_columns:
+    if not windows or windows[-1][0].stop != query.shape[0] or query.shape[2] != 1 or has_own_columns:
         return part(slice(None), 0), None
-    return torch.cat([part(window.slots, window.unneeded) for window in windows]), None
+    return torch.cat([part(*window) for window in windows]), None

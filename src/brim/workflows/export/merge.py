@@ -20,7 +20,7 @@ from brim.data import prepare
 from brim.data.read import Data, read
 from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import DataError, ExportError, InputError, ModelError, Problem
-from brim.infer import Divergence, Runner
+from brim.infer.metrics import Divergence, Runner
 from brim.models import LLM, load_base, load_llm, no_library_bars, no_library_warnings, precision
 from brim.models.folders import locate
 from brim.notes import Say

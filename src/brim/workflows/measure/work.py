@@ -31,7 +31,6 @@ from brim.config import WAYS as WAYS_TO_MOVE, resolve
 from brim.config.schema import Config, FinetuneTrainer, LearningRateScheduler
 from brim.data.tokens import TokenRow, TokenRows, rows_of_step
 from brim.errors import BrimError, InputError
-from brim.infer import score_rows
 from brim.infer.engines import (
     USUAL_PASS_TOKENS,
     Engine,
@@ -43,6 +42,7 @@ from brim.infer.engines import (
     generation_settings,
     respond_to,
 )
+from brim.infer.metrics import score_rows
 from brim.models import LLM, device_facts, device_name, load_llm, pick_device
 from brim.models.loss import base_model
 from brim.train import CheckpointStore, Loop, Record, RunLength, TrainState, build_job

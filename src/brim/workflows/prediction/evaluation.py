@@ -21,7 +21,8 @@ from brim.data import Prepared, prepare, prompter, prompts_of
 from brim.data.read import Entry, Ledger, Source
 from brim.data.tokens import TextEncoder, Texts, TokenRows
 from brim.errors import DataError, InputError, require_extra
-from brim.infer import (
+from brim.infer.engines import Batches, Engine, RowsAtOnce, respond_to
+from brim.infer.metrics import (
     LabelCounts,
     Measure,
     Scores,
@@ -33,7 +34,6 @@ from brim.infer import (
     score_rows,
     text_measures,
 )
-from brim.infer.engines import Batches, Engine, RowsAtOnce, respond_to
 from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import Say, planned, status
 from brim.planning import batches_for, planned_engine

@@ -34,8 +34,8 @@ from brim.data.read import (
 )
 from brim.data.tokens import TextEncoder, TokenRows
 from brim.errors import DataError, OutputError, Problem, WriteError
-from brim.infer import LabelCounts
 from brim.infer.engines import Response
+from brim.infer.metrics import LabelCounts
 from brim.storage import whole_file, write_text, writing
 from brim.train import package_versions
 from brim.workflows.prediction.job import JobFolder, check_job

@@ -25,19 +25,9 @@ from brim.data.chat import settled_day
 from brim.data.read import Data, Ledger, Source, read
 from brim.data.tokens import TokenRows, load_encoder
 from brim.errors import ConfigError, DataError, InputError, OutputError, Problem, WriteError
-from brim.infer import (
-    BATCH_TOKENS,
-    DoneRows,
-    HeldRecords,
-    Records,
-    label_reader,
-    prompt_hash,
-    rows_to_score,
-    score_batches,
-    score_bytes,
-    score_of,
-)
+from brim.infer import DoneRows, HeldRecords, Records, prompt_hash, score_bytes, score_of
 from brim.infer.engines import Engine, Finished, Response, SlotsEngine
+from brim.infer.metrics import BATCH_TOKENS, label_reader, rows_to_score, score_batches
 from brim.memory import Asked, ask
 from brim.memory.devices import Budget
 from brim.models import LLM, model_note, no_library_warnings

@@ -12,7 +12,7 @@ import pandas as pd
 
 from brim.data.read import EVENTS
 from brim.errors import InputError
-from brim.infer import Interval, Measure
+from brim.infer.metrics import Interval, Measure
 from brim.report import figure_lines, history_plot
 from brim.train import RunFolder, history
 from brim.units import format_count, format_seconds
@@ -20,7 +20,7 @@ from brim.units import format_count, format_seconds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from brim.infer import Divergence
+    from brim.infer.metrics import Divergence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

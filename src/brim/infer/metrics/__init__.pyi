@@ -1,0 +1,22 @@
+from .answers import (
+    LabelCounts as LabelCounts,
+    exact_match as exact_match,
+    label_measures as label_measures,
+    label_reader as label_reader,
+    text_measures as text_measures,
+)
+from .scores import (
+    BATCH_TOKENS as BATCH_TOKENS,
+    Divergence as Divergence,
+    Runner as Runner,
+    Scores as Scores,
+    rows_to_score as rows_to_score,
+    score_batches as score_batches,
+    score_rows as score_rows,
+)
+from .statistics import (
+    Interval as Interval,
+    Measure as Measure,
+    intervals as intervals,
+    paired_intervals as paired_intervals,
+)
