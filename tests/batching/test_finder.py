@@ -171,6 +171,13 @@ def test_one_row_that_does_not_fit_is_an_error_that_says_what_would_help():
         find_batch_size(Device(10**9), most=7, predicted=5, limit_bytes=1005)
 
 
+def test_the_peak_of_a_process_is_counted_above_what_it_had_before():
+    probe = probe_of(4, fits=True, peak_bytes=900)
+    assert probe.above(500, held_bytes=30).peak_bytes == 430
+    unknown = (probe.above(None, held_bytes=30), probe_of(4, fits=False).above(500, held_bytes=30))
+    assert [each.peak_bytes for each in unknown] == [None, None]
+
+
 def test_errors_of_a_probe_and_arguments_that_make_no_sense():
     with pytest.raises(ProbeError, match="probe of batch size 4 says that it fits, and ran no step"):
         find_batch_size(lambda size: probe_of(size, fits=True, steps=0), how="halving", most=4)

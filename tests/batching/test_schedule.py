@@ -99,24 +99,20 @@ def test_linear_is_megatrons_ramp_at_every_sample(initial, increment, num_increm
 @given(initial=st.integers(1, 300), final=st.integers(1, 300), length=st.integers(0, 3000))
 def test_a_ramp_goes_one_way_and_the_final_batch_holds_exactly_from_its_end_on(ramp, initial, final, length):
     schedule = ramp(initial=initial, final=final, length_samples=length)
-    sizes = [phase.size for phase in schedule.phases]
-    assert schedule.final_size == final
     if initial == final or length == 0:
         assert schedule == BatchSchedule.constant(final)
         return
-    assert schedule.phases[-1].first_sample == length
-    upwards = final > initial
-    assert all((a < b) is upwards for a, b in pairwise(sizes))
-    if length > len(range(min(initial, final), max(initial, final))):  # otherwise stages begin together
+    sizes = [phase.size for phase in schedule.phases]
+    assert phases(schedule)[-1] == (length, final)
+    assert all((a < b) is (final > initial) for a, b in pairwise(sizes))
+    if length > abs(final - initial):  # otherwise stages begin together
         assert sizes[0] == initial
 
 
 @given(initial=st.integers(1, 200), ratio=st.integers(2, 64), length=st.integers(1000, 100_000))
 def test_doublings_shares_are_equal_but_for_a_sample(initial, ratio, length):
-    starts = [
-        phase.first_sample for phase in doubling(initial=initial, final=initial * ratio, length_samples=length).phases
-    ]
-    shares = [b - a for a, b in pairwise(starts)]
+    schedule = doubling(initial=initial, final=initial * ratio, length_samples=length)
+    shares = [b.first_sample - a.first_sample for a, b in pairwise(schedule.phases)]
     assert max(shares) - min(shares) <= 1
     assert sum(shares) == length
 
@@ -125,11 +121,9 @@ def test_doublings_shares_are_equal_but_for_a_sample(initial, ratio, length):
 def test_equal_steps_has_as_many_steps_in_each_stage_where_they_fit(initial, doublings, steps, upwards):
     sizes = [initial * 2**power for power in range(doublings + 1)]
     sizes = sizes if upwards else sizes[::-1]
-    length = steps * sum(sizes[:-1])
-    schedule = equal_steps(initial=sizes[0], final=sizes[-1], length_samples=length)
-    assert [phase.size for phase in schedule.phases] == sizes
-    samples = [b.first_sample - a.first_sample for a, b in pairwise(schedule.phases)]
-    assert samples == [steps * size for size in sizes[:-1]]
+    firsts = [steps * sum(sizes[:number]) for number in range(len(sizes))]
+    schedule = equal_steps(initial=sizes[0], final=sizes[-1], length_samples=firsts[-1])
+    assert phases(schedule) == list(zip(firsts, sizes, strict=True))
 
 
 # How many steps it takes: the closed forms against a walk step by step

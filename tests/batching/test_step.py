@@ -43,7 +43,7 @@ class Halving:
         self.num_clean += 1
 
 
-class FailsWhenTold(torch.autograd.Function):
+class Fails(torch.autograd.Function):
     """Forwards its input, and fails in the pass of which `fail` says so."""
 
     @staticmethod
@@ -65,23 +65,13 @@ class Task:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 2))
         self.inputs, self.targets = torch.randn(len(LENGTHS), 6), torch.randn(len(LENGTHS), 2)
-        self.failures = dict(failures)
-        self.error = error
-        self.checkpointed = checkpointed
-        self.num_passes = 0
-        self.rows = ()
-        self.cutter = Halving(max_rows)
+        self.failures, self.error, self.checkpointed = dict(failures), error, checkpointed
+        self.num_passes, self.rows, self.cutter = 0, (), Halving(max_rows)
         self.events = []
         self.born = []  # weak references to what each pass makes
         self.alive_at_start = []
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.step = GradientStep(
-            cutter=self.cutter,
-            parameters=list(self.model.parameters()),
-            backward=self.backward,
-            on_event=self.events.append,
-            module=self.model,
-        )
+        self.step = step_of(self, module=self.model)
 
     def backward(self, rows):
         if all(parameter.grad is None for parameter in self.model.parameters()):  # a pass begins
@@ -95,9 +85,9 @@ class Task:
 
         hidden = self.model[:3](self.inputs[rows])
         if self.checkpointed:
-            hidden = checkpoint(lambda x: FailsWhenTold.apply(x, fail).tanh(), hidden, use_reentrant=False)
+            hidden = checkpoint(lambda x: Fails.apply(x, fail).tanh(), hidden, use_reentrant=False)
         else:
-            hidden = FailsWhenTold.apply(hidden, fail)
+            hidden = Fails.apply(hidden, fail)
         output = self.model[3](hidden)
         loss = (output - self.targets[rows]).square().sum() / len(LENGTHS)
         share = loss.detach()
@@ -119,6 +109,9 @@ class Task:
 
     def kinds(self):
         return [event["event"] for event in self.events]
+
+    def rows_that_failed(self):
+        return [event["rows"] for event in self.events if event["event"] == "oom"]
 
 
 def assert_same(found, expected):
@@ -206,7 +199,7 @@ def test_a_row_that_is_alone_gets_one_more_try_and_what_fewer_rows_never_cure_is
     task.fails = lambda _, place: place == "forward" and 2 in task.rows
     with pytest.raises(RuntimeError, match=r"^could not create a primitive$"):
         task.train()
-    assert [event["rows"] for event in task.events if event["event"] == "oom"] == [8, 4, 2, 1]
+    assert task.rows_that_failed() == [8, 4, 2, 1]
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -217,7 +210,7 @@ def test_a_row_that_never_fits_is_named(where):
         task.train()
     words = rf"^row 2 of the batch \(8 tokens\) ran out of memory twice in the {where} pass.*: CUDA out of memory\. .*\n  fix: a shorter row"
     assert re.match(words, str(raised.value))
-    assert [event["rows"] for event in task.events if event["event"] == "oom"] == [8, 4, 2, 1, 1]
+    assert task.rows_that_failed() == [8, 4, 2, 1, 1]
     assert raised.value.exit_code == 1
     assert all(parameter.grad is None for parameter in task.model.parameters())
     assert all(reference() is None for reference in task.born)
@@ -270,16 +263,11 @@ def test_any_other_exception_passes_through_untouched(error, where):
     with pytest.raises(BaseException) as caught:
         task.train()
     assert caught.value is raised
-    assert raised.__cause__ is None
-    assert raised.__context__ is None
-    assert task.events == []
-    assert task.cutter.max_rows == 2
-    assert task.num_passes == 3
+    assert raised.__cause__ is raised.__context__ is None
+    assert (task.events, task.cutter.max_rows, task.num_passes) == ([], 2, 3)
 
 
 def test_an_error_in_the_handling_around_the_step_keeps_its_traceback():
-    task = Task(max_rows=4, failures={0: "forward"})
-
     def mistake():
         local = SimpleNamespace(value=1)
         raise ValueError(local)
@@ -287,7 +275,7 @@ def test_an_error_in_the_handling_around_the_step_keeps_its_traceback():
     try:
         mistake()
     except ValueError as outer:
-        task.step.run(LENGTHS)
+        Task(max_rows=4, failures={0: "forward"}).step.run(LENGTHS)
         frame = outer.__traceback__.tb_next.tb_frame
         assert frame.f_locals["local"].value == 1
 
@@ -366,10 +354,9 @@ def test_each_way_to_change_a_buffer_is_undone_in_every_step():
     assert copied == [["added", "constant", "made"], ["added", "made"], ["added", "made"]]
 
 
-def test_a_module_that_begins_to_train_is_looked_at_anew():
-    module = nn.BatchNorm1d(2).eval()
+def test_a_module_that_begins_to_train_is_looked_at_again():
+    module, inputs = nn.BatchNorm1d(2).eval(), torch.randn(8, 2)
     keeper = BufferKeeper(module)
-    inputs = torch.randn(8, 2)
     for training in (False, False, True, True):
         module.train(training)
         before = values(module)

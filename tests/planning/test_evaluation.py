@@ -14,7 +14,6 @@ from brim.infer.engines import batching as rows_by_cost
 from brim.memory.closed_form import forward_bound
 from brim.memory.devices import Budget, device_speed
 from brim.planning.costs import ForwardPasses, Traces, forward_costs
-from brim.planning.costs.traces import most_demanding
 from brim.planning.costs.workloads import useful_tokens
 from brim.planning.evaluation import WINDOW_ROWS, forward_plan
 
@@ -54,20 +53,17 @@ def test_between_the_samples_the_surface_is_what_a_trace_finds(tmp_path, device,
 
 def test_what_was_traced_is_not_traced_again_and_the_allocator_needs_something_beyond_it(tmp_path):
     given = {"device": "t4", "cache_folder": tmp_path / "cache"}
-    shapes = most_demanding([(8, 128), (2, 300)])
+    used = [(8, 128), (2, 300)]
     first, _ = shapes_of(tmp_path, **given, **WHOLE)
-    model, overhead_bytes = model_of(first), first.overhead_bytes(shapes)
-    assert 0 <= overhead_bytes < max(first.peak_bytes(*shape) for shape in shapes)
+    model, overhead_bytes = model_of(first), first.overhead_of(used)
+    assert 0 <= overhead_bytes < max(first.peak_bytes(*shape) for shape in used)
     first.save()
     again, _ = shapes_of(tmp_path, **given, **WHOLE)
-    assert model_of(again) == model
-    assert again.overhead_bytes(shapes) == overhead_bytes
-    assert again.num_traced == 0
+    assert (model_of(again), again.overhead_of(used), again.num_traced) == (model, overhead_bytes, 0)
     other, _ = shapes_of(tmp_path, **given, precision="fp32")
     assert other.peak_bytes(8, 128)
     assert other.num_traced > 0
-    cpu, _ = shapes_of(tmp_path)
-    assert cpu.overhead_bytes(shapes) == 0
+    assert shapes_of(tmp_path)[0].overhead_of(used) == 0
 
 
 BOUND = {
@@ -129,24 +125,18 @@ def plan_of(lengths, *, room_bytes=1_600, useful=10_000, overhead=lambda shapes:
     )
 
 
-def test_rows_that_fit_together_are_one_batch():
+def test_no_batch_has_more_tokens_than_are_useful_or_fit():
     plan = plan_of([4, 8, 8])
-    assert (plan.num_batches, plan.widest, plan.widest_bytes) == (1, (3, 8), 124)
-    assert plan.padding == 24 / 20
-    assert plan.seconds == pytest.approx(1.24)
+    assert (plan.num_batches, plan.widest, plan.widest_bytes, plan.num_too_long) == (1, (3, 8), 124, 0)
+    assert (plan.padding, plan.seconds) == (24 / 20, pytest.approx(1.24))
     assert plan.total_bytes == 424  # 124 allocated, 300 outside
-    assert plan.num_too_long == 0
     assert str(plan) == "1 batch of up to 3 × 8 tokens; 424 B of 2.0 KiB; about 1.2 s (estimated) (a test)"
     assert str(plan.facts()[0]) == "batch: 1 batch of up to 3 × 8 tokens, 20.0% padding (a test)"
-
-
-def test_no_batch_has_more_tokens_than_are_useful_or_fit():
     plan = plan_of([10] * 12, useful=40)
     assert (plan.num_batches, plan.widest, plan.cap_bytes) == (3, (4, 10), 140)
     assert plan_of([50, 10, 10], useful=20).cap_bytes == 150  # a row that is longer stands alone
     plan = plan_of([10] * 20, room_bytes=200, overhead=lambda shapes: 30)  # the allocator is left its room
-    assert (plan.cap_bytes, plan.widest) == (170, (7, 10))
-    assert plan.total_bytes == 170 + 30 + 300
+    assert (plan.cap_bytes, plan.widest, plan.total_bytes) == (170, (7, 10), 170 + 30 + 300)
     ample = plan_of([10] * 2, room_bytes=200, overhead=lambda shapes: pytest.fail("not asked"))
     assert ample.total_bytes == 120 + 300
     plan = plan_of([90, 150, 120, 10], room_bytes=200)  # rows that do not fit alone are counted and tried

@@ -86,8 +86,8 @@ class FakeDevice:
 
 def timed(allowed_s, *, token_s=1e-3):
     device = FakeDevice()
-    of_shapes = Timing(shapes=SHAPES, allowed_s=allowed_s, reason="")
-    samples = of_shapes.measured(device.run, device.clock, predicted=line(token_s))
+    to_time = Timing(shapes=SHAPES, allowed_s=allowed_s, reason="")
+    samples = to_time.measured(device.run, device.clock, predicted=line(token_s))
     return device, [(sample.rows, sample.length) for sample in samples], samples
 
 

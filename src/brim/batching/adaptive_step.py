@@ -54,9 +54,9 @@ class AdaptiveStep:
             optimizer.step()
 
     The batch goes through whole, as long as it fits. Where memory runs out, what had been computed is dropped, random
-    states and saved buffers are put back, the batch is cut into smaller pieces, and the step begins anew; later steps
-    keep to the smaller size, and try the larger one again after 50 steps (and after 100, 200, … if it fails again).
-    Gradients that were there before are dropped, so that no zero_grad() is needed.
+    states and saved buffers are put back, the batch is divided into smaller pieces, and the step begins again; later
+    steps keep to the smaller size, and try the larger one again after 50 steps (and after 100, 200, … if it fails
+    again). Gradients that were there before are dropped, so that no zero_grad() is needed.
 
     model: whose parameters learn. Several models go into an nn.ModuleList.
     loss: of a batch of some of the rows: the sum of their losses as a scalar (one in 16 bits is warned of), or the loss

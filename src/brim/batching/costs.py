@@ -24,7 +24,7 @@ class Costs:
     """Hold the two models by which an effective batch is partitioned: fixed at launch, and kept in checkpoints.
 
     peak: bytes that PyTorch has allocated at the peak of a micro-batch's forward and backward pass, with weights,
-    gradients and the optimizer's state at hand. static_bytes: what of it is there whatever the shape.
+    gradients and the optimizer's state beside it. static_bytes: what of it is there whatever the shape.
     scale: measured over predicted, of what the shape adds to static_bytes; 1.0 until something has been measured.
     time: seconds of a micro-batch's forward and backward pass.
     """

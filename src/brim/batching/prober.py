@@ -34,11 +34,11 @@ from brim.errors import ProbeError
 @contextmanager
 def standing_for(num_bytes: int, device: torch.device | str) -> Iterator[None]:
     """Hold so many bytes of the device while the block runs, written to, so that they are resident on a CPU."""
-    ballast = torch.empty(num_bytes, dtype=torch.uint8, device=device).fill_(1)
+    held = torch.empty(num_bytes, dtype=torch.uint8, device=device).fill_(1)
     try:
         yield
     finally:
-        del ballast
+        del held
 
 
 @contextmanager
@@ -68,7 +68,7 @@ class Prober:
     counts: of a CUDA device, the bytes that PyTorch's allocator reserved, or those that tensors took.
 
     After each probe weights, optimizer, gradients, buffers, random states and training modes are bit for bit what they
-    were, caches are empty, and the device's peak counters begin anew.
+    were, caches are empty, and the device's peak counters begin again.
     """
 
     def __init__(

@@ -88,7 +88,7 @@ class BatchSchedule:
     def linear(cls, *, initial: int, final: int, length_samples: int, increment: int = 1) -> BatchSchedule:
         """Add so many rows, or take them away, at each of equal parts, as Megatron's `--rampup-batch-size` has it.
 
-        Where the increment does not divide the way, the last one is smaller, so that the final batch is exact.
+        Where the increment does not divide the distance, the last one is smaller, so that the final batch is exact.
         """
         stages = list(range(initial, final, increment if final > initial else -increment))
         return _staged(stages, [1] * len(stages), final, length_samples)

@@ -121,7 +121,7 @@ def engine_for(
 ) -> Engine:
     """Return what responds to the session's prompts.
 
-    on_smaller: told each time that fewer rows go on together. kind: where it was chosen already; default: as
+    on_smaller: called each time that fewer rows go on together. kind: where it was chosen already; default: as
     `generation.engine` says; vLLM, which loads the weights itself, is made elsewhere. Raises ConfigError for an engine
     that cannot do what the configuration asks.
     """

@@ -94,7 +94,7 @@ def plan_forward(
     beside_bytes: int | None = None,
     whole_tokens: int | None = None,
 ) -> ForwardPlan | Unplanned:
-    """Return the plan of passes without gradients over rows of these lengths, in tokens, on the device at hand.
+    """Return the plan of passes without gradients over rows of these lengths, in tokens, on the local device.
 
     lengths: of at least one row. llm: where it is loaded already; on a CPU it has run once. beside_bytes: tensors that
     are not there yet, and will be in the midst of training: the optimizer's state; None: nothing is trained.
