@@ -276,7 +276,7 @@ def _found_by_peer(rows: int | None, tried: Sequence[int], started: float, mappe
 @contextmanager
 def counting_out_of_memory() -> Iterator[list[str]]:
     """Yield one entry for each lack of memory that any part of brim takes notice of."""
-    from brim.batching import oom
+    from brim.batching.memory import oom
 
     original, errors = oom.is_out_of_memory, []
 

@@ -28,8 +28,8 @@ import torch
 
 from benchmarks.report import print_table, write_report
 from benchmarks.subject import Shape, configuration, lora, make_base, make_rows
-from brim.batching import free_caches
-from brim.batching.prober import ResidentPeak
+from brim.batching.memory import free_caches
+from brim.batching.memory.meters import ResidentPeak
 from brim.memory.devices import PACKING_BYTES
 from brim.memory.devices.budget import resident_bytes
 from brim.train import Record

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.search_subject import Subject
-from brim.batching import Prober, Search, find_batch_size, is_out_of_memory
+from brim.batching.memory import Prober, Search, find_batch_size, is_out_of_memory
 
 MOST = 256  # rows that there are; where halving and the decorator begin
 STEPS = 2  # of a size; the second has the optimizer's state. Lightning runs three by default

@@ -32,7 +32,7 @@ import torch
 from benchmarks.search_contenders import MOST, STEPS, Contender, Oracle, Watched, contenders
 from benchmarks.search_oracle import Foretold, aimed_at, foretell
 from benchmarks.search_subject import Case, Subject, random_case, subject
-from brim.batching import free_caches, is_out_of_memory
+from brim.batching.memory import free_caches, is_out_of_memory
 
 _STATUS = Path("/proc/self/status")
 _MOST_S = 100  # for a search; Lightning's never ends where as many rows as there are run out of memory

@@ -56,7 +56,7 @@ class Import:
 class Module:
     """Describe a file of the package that is not an `__init__`."""
 
-    name: str  # dotted: brim.batching.finder
+    name: str  # dotted: brim.batching.memory.finder
     path: Path
 
     @property

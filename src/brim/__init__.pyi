@@ -2,6 +2,8 @@ __version__: str
 
 from .batching import (
     AdaptiveStep as AdaptiveStep,
+)
+from .batching.memory import (
     Found as Found,
     Probe as Probe,
     Prober as Prober,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 from tests.properties import examples
 
-from brim.batching import Probe, find_batch_size
-from brim.batching.finder import MOST_CORRECTIONS, WORTH_A_PROBE
+from brim.batching.memory import Probe, find_batch_size
+from brim.batching.memory.finder import MOST_CORRECTIONS, WORTH_A_PROBE
 from brim.errors import InputError, NothingFitsError, ProbeError
 
 WAYS = ("predict", "linear", "binary", "doubling", "halving")

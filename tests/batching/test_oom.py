@@ -10,8 +10,8 @@ import weakref
 import pytest
 import torch
 
-from brim.batching import is_out_of_memory, or_explain, random_states, restore_random_states, second_try
-from brim.batching.oom import first_line
+from brim.batching.memory import is_out_of_memory, or_explain, random_states, restore_random_states, second_try
+from brim.batching.memory.oom import first_line
 from brim.errors import OutOfMemoryError, WriteError
 
 MEMORY_RAN_OUT = [
@@ -128,7 +128,7 @@ def test_types_that_say_it_and_those_that_do_not():
 
 REAL = """
 import numpy, resource, torch
-from brim.batching import is_out_of_memory
+from brim.batching.memory import is_out_of_memory
 def room(bytes_):
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + bytes_, resource.RLIM_INFINITY))
@@ -158,7 +158,7 @@ def test_real_allocations_that_fail():
 # oneDNN compiles a kernel for each shape that it sees for the first time: with no room for it, it says so and no more.
 REAL_ONEDNN = """
 import os, resource, sys, torch
-from brim.batching import is_out_of_memory
+from brim.batching.memory import is_out_of_memory
 torch.set_num_threads(1)
 LIMIT, PLACE = getattr(resource, sys.argv[1]), {"RLIMIT_AS": 0, "RLIMIT_DATA": 5}[sys.argv[1]]
 def used():

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from brim.batching import Prober, find_batch_size, gradients_at_hand, no_trace, peak_meter, standing_for
-from brim.batching.prober import ResidentPeak
+from brim.batching.memory import Prober, find_batch_size, gradients_at_hand, no_trace, peak_meter, standing_for
+from brim.batching.memory.meters import ResidentPeak
 from brim.errors import NothingFitsError, ProbeError
 
 MIB = 2**20
@@ -235,7 +235,7 @@ UNDER_A_LIMIT = """
 import re, resource, torch
 from torch import nn
 import brim
-from brim.batching import Prober
+from brim.batching.memory import Prober
 
 MIB = 2**20
 

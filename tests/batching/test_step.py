@@ -194,7 +194,7 @@ def test_a_row_that_is_alone_gets_one_more_try_and_what_fewer_rows_never_cure_is
     task = Task(max_rows=1, failures={0: "forward", 9: "backward"})  # row 2, and in the next pass the second longest
     assert task.train()[0] == clean[0]
     assert task.kinds() == ["oom", "replay"] * 2
-    monkeypatch.setattr("brim.batching.oom._host_room_bytes", lambda: 80 << 30)
+    monkeypatch.setattr("brim.batching.memory.oom._host_room_bytes", lambda: 80 << 30)
     task = Task(max_rows=8, error=lambda _: RuntimeError("could not create a primitive"))
     task.fails = lambda _, place: place == "forward" and 2 in task.rows
     with pytest.raises(RuntimeError, match=r"^could not create a primitive$"):

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from typer.testing import CliRunner
 
 import brim
-from brim.batching import find_batch_size
+from brim import find_batch_size
 from brim.cli.app import app_of
 from brim.config import WAYS, DeviceFacts, load_config, resolve
 from brim.config.prompts import LabelReader, prompt_template

@@ -23,8 +23,9 @@ from tests.infer.families import FAMILIES, MISLED
 from tests.planning.hand_made import plan_that_moves
 
 import brim
-from brim.batching import NUM_GROUPS, BatchSchedule, NoiseMeasurement, NoiseScale, Search, find_batch_size
-from brim.batching.finder import MOST_CORRECTIONS
+from brim.batching.growth import NUM_GROUPS, BatchSchedule, NoiseMeasurement, NoiseScale
+from brim.batching.memory import Search, find_batch_size
+from brim.batching.memory.finder import MOST_CORRECTIONS
 from brim.batching.microbatch import FIRST_WAIT_STEPS
 from brim.cli.app import VERBS
 from brim.cli.studies import print_proof

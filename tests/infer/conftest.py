@@ -6,7 +6,8 @@ import weakref
 import pytest
 from tests.infer.families import rows_of
 
-from brim.batching import oom
+from brim.batching import step
+from brim.batching.memory import oom
 from brim.infer import stream
 from brim.infer.engines import Passes, continuous
 
@@ -18,7 +19,7 @@ def freed():
     """One entry each time that caches are freed, which would take a third of a second."""
     entries = []
     with pytest.MonkeyPatch.context() as patch:
-        for module in (stream, oom, continuous):
+        for module in (stream, oom, step, continuous):
             patch.setattr(module, "free_caches", lambda: entries.append("freed"))
         yield entries
 

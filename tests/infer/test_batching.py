@@ -8,7 +8,7 @@ from tests.batching.cost_examples import linear_costs
 from tests.infer.families import rows_of as rows_with_keys
 
 from brim.batching import ByLength, ByRows
-from brim.batching.prober import NoPeak
+from brim.batching.memory.meters import NoPeak
 from brim.errors import OutOfMemoryError
 from brim.infer.engines import RowsAtOnce, RowsByCost, RowsByTrial, batching as module, longest_first
 

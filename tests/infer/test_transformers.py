@@ -134,7 +134,7 @@ def test_what_the_listener_raises_ends_the_run_even_where_it_is_about_memory(mod
 
 @OWN_ENGINES
 def test_what_fewer_rows_never_cure_is_raised_as_it_is(model, prompts, monkeypatch, kind):
-    monkeypatch.setattr("brim.batching.oom._host_room_bytes", lambda: 80 << 30)
+    monkeypatch.setattr("brim.batching.memory.oom._host_room_bytes", lambda: 80 << 30)
     told = []
 
     def broken(module, args, kwargs):

@@ -17,7 +17,8 @@ from tests.integration.conftest import events, steps, told
 from tests.train.scarce import Given, Run, Shortage, Watched, equal
 
 import brim
-from brim.batching import BatchSchedule, ByLength, ByRows
+from brim.batching import ByLength, ByRows
+from brim.batching.growth import BatchSchedule
 from brim.data.tokens import rows_of_step
 
 pytestmark = pytest.mark.run

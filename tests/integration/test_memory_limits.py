@@ -193,7 +193,7 @@ LOOPS = {
 LOOP = """
 import torch
 import brim
-from brim.batching import is_out_of_memory
+from brim.batching.memory import is_out_of_memory
 
 ROWS, WIDTH = 256, 8192
 

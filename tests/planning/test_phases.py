@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from tests.batching.cost_examples import linear_costs
 from tests.planning.planned import COSTS, budget, task, way_costs
 
-from brim.batching import Adaptation, BatchSchedule
+from brim.batching.growth import Adaptation, BatchSchedule
 from brim.planning import PhasePlan, phases as module
 from brim.planning.candidates import Task, candidate
 from brim.planning.phases import faults, last_step, phase_costs, steps_between

@@ -14,7 +14,7 @@ import torch
 from tests.infer.fake_vllm import install
 
 import brim
-from brim.batching import Probe, random_states
+from brim.batching.memory import Probe, random_states
 from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import BrimError, InputError
 from brim.infer.engines import RowsByCost, RowsByTrial, SlotsEngine, StaticEngine, respond_to

@@ -10,7 +10,8 @@ import pytest
 import torch
 from tests.workflows.planned_run import ready, scarce, tight
 
-from brim.batching import ByLength, ByRows, Surface, random_states
+from brim.batching import ByLength, ByRows, Surface
+from brim.batching.memory import random_states
 from brim.config import load_config
 from brim.errors import NothingFitsError, OutOfMemoryError
 from brim.session import say_nothing

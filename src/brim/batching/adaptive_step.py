@@ -20,8 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from brim.batching.costs import Costs, Surface
+from brim.batching.memory import OutOfMemory, attempt, random_states, restore_random_states
 from brim.batching.microbatch import ByLength, ByRows, Cutter
-from brim.batching.oom import OutOfMemory, attempt, random_states, restore_random_states
 from brim.batching.step import GradientStep
 from brim.errors import InputError
 

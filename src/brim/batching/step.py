@@ -7,19 +7,23 @@ BatchNorm's running averages.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from functools import partial
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
+from brim.batching.memory import OutOfMemory, attempt, free_caches, random_states, restore_random_states
 from brim.batching.microbatch import CapChange, Cutter, MicroBatch
-from brim.batching.oom import OutOfMemory, attempt, free_caches, random_states, restore_random_states
-from brim.errors import OutOfMemoryError
+from brim.errors import BrimError, OutOfMemoryError
 from brim.units import format_count
+
+T = TypeVar("T")
+
 
 Backward: TypeAlias = Callable[[NDArray[np.intp]], Tensor]
 
@@ -42,6 +46,37 @@ class StepOutcome:
     loss: float
     parts: tuple[Part, ...]
     num_out_of_memory: int  # times that the step was begun again
+
+
+def run_batches(
+    order: NDArray[np.intp],
+    *,
+    divide: Callable[[NDArray[np.intp]], Iterable[MicroBatch]],
+    work: Callable[[MicroBatch], T],
+    done: Callable[[MicroBatch, T], object] = lambda batch, result: None,
+    shrink: Callable[[MicroBatch], bool],
+    too_large: Callable[[MicroBatch], BrimError],
+) -> None:
+    """Run all positions in batches; a batch that runs out of memory, and what follows it, is divided again.
+
+    divide: gives batches of the positions that are left, along their order, one at a time.
+    work: may be called again with positions of a call that failed. done: is called with the result of each batch that
+    went well; what it raises ends the run. shrink: lowers the limit by which batches are divided; False: the batch
+    cannot be divided further. It is tried once more, and then `too_large` is raised.
+    """
+    while len(order):
+        for batch in divide(order):
+            result = attempt(partial(work, batch))
+            if isinstance(result, OutOfMemory):
+                free_caches()
+                if shrink(batch):
+                    break
+                result = attempt(partial(work, batch), is_last=lambda: True)
+                if isinstance(result, OutOfMemory):
+                    free_caches()
+                    raise too_large(batch)
+            done(batch, result)
+            order = order[batch.num_rows :]
 
 
 class GroupMeter(Protocol):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from brim.batching import OutOfMemory, attempt, free_caches
+from brim.batching.memory import OutOfMemory, attempt, free_caches
 from brim.data.tokens import TextEncoder
 from brim.errors import OutOfMemoryError
 from brim.infer.engines import Constraint, FinishReason, NextToken, Passes, Writing, explained

@@ -20,7 +20,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 
-from brim.batching import is_out_of_memory
+from brim.batching.memory import is_out_of_memory
 from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer, QuantizationConfig
 from brim.errors import BrimError, ConfigError, ModelError, Problem

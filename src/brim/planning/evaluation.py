@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from brim.batching import ByLength, Costs, Totals, cut_totals, peak_meter
+from brim.batching import ByLength, Costs, Totals, cut_totals
+from brim.batching.memory import peak_meter
 from brim.config.schema import NoTrainer
 from brim.data.tokens import TokenRows
 from brim.infer.engines import Batches, RowsAtOnce, RowsByCost, RowsByTrial, Smaller

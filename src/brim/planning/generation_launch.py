@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from brim.batching import Probe, free_caches, no_trace, peak_meter, probed
+from brim.batching.memory import Probe, free_caches, no_trace, peak_meter, probed
 from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import InputError
 from brim.infer.engines import (

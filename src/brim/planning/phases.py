@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from brim.batching import BatchSchedule, Costs, Stretch
+from brim.batching import Costs
+from brim.batching.growth import BatchSchedule, Stretch
 from brim.config import EFFECTIVE, Choice, ways_given, with_effective_rows
 from brim.config.schema import Config, FinetuneTrainer
 from brim.config.text import dotted

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from brim.batching import Costs, Probe
+from brim.batching import Costs
+from brim.batching.memory import Probe
 from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer
 from brim.errors import Problem

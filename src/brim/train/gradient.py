@@ -20,17 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from brim.batching import (
-    NUM_GROUPS,
-    GradientStep,
-    NoiseMeasurement,
-    OutOfMemory,
-    Part,
-    StepOutcome,
-    attempt,
-    random_states,
-    restore_random_states,
-)
+from brim.batching import GradientStep, Part, StepOutcome
+from brim.batching.growth import NUM_GROUPS, NoiseMeasurement
+from brim.batching.memory import OutOfMemory, attempt, random_states, restore_random_states
 from brim.data.tokens import TokenRows, collate
 from brim.models import LLM
 from brim.models.loss import next_token_loss

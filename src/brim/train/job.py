@@ -15,7 +15,8 @@ from typing import Any, Literal, TypeAlias
 from safetensors import SafetensorError
 from torch.optim import Optimizer
 
-from brim.batching import Cutter, or_explain, second_try
+from brim.batching import Cutter
+from brim.batching.memory import or_explain, second_try
 from brim.config.schema import Config, FinetuneTrainer, GradientClippingConfig
 from brim.data.chat import TemplateTexts, store_template
 from brim.data.tokens import TokenRows

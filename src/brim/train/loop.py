@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from brim.batching import ByLength, StepOutcome, or_explain, random_states, restore_random_states, second_try
+from brim.batching import ByLength, StepOutcome
+from brim.batching.memory import or_explain, random_states, restore_random_states, second_try
 from brim.data.tokens import rows_of_step
 from brim.errors import BrimError, OutOfMemoryError, Problem
 from brim.train.checkpoint import (

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
-from brim.batching import StepOutcome, or_explain, second_try
+from brim.batching import StepOutcome
+from brim.batching.memory import or_explain, second_try
 from brim.config.schema import GradientClippingConfig
 from brim.errors import BrimError, OutOfMemoryError
 from brim.units import format_bytes, format_count

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from brim.batching import attempt
+from brim.batching.memory import attempt
 from brim.config.schema import GenerationConfig
 from brim.data.tokens import TokenRows
 from brim.errors import BrimError, InputError

@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from brim.batching import CapChange, Cutter, MicroBatch, PeakMeter, run_batches
+from brim.batching import CapChange, Cutter, MicroBatch, run_batches
+from brim.batching.memory import PeakMeter
 from brim.data.tokens import TokenRows
 from brim.errors import OutOfMemoryError
 from brim.units import format_bytes, format_count

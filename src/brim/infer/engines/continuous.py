@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from brim.batching import OutOfMemory, attempt, free_caches
+from brim.batching.memory import OutOfMemory, attempt, free_caches
 from brim.data.tokens import TokenRows
 from brim.infer.engines.base import Finished, LocalEngine, OnFinished, Response, explained
 from brim.infer.engines.batching import Smaller, longest_first, too_large

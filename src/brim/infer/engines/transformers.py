@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from brim.batching import CapChange, MicroBatch, random_states, restore_random_states
+from brim.batching import CapChange, MicroBatch
+from brim.batching.memory import random_states, restore_random_states
 from brim.data.tokens import TokenRows, collate_prompts
 from brim.infer.engines.base import Finished, LocalEngine, OnFinished, Response, explained, row_seed
 from brim.infer.engines.batching import longest_first, run_rows, together

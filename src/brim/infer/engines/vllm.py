@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from brim.batching import is_out_of_memory
+from brim.batching.memory import is_out_of_memory
 from brim.data.tokens import TokenRows
 from brim.errors import BrimError, InputError, OutOfMemoryError
 from brim.infer.engines.base import Constraint, Finished, OnFinished, Response, row_seed

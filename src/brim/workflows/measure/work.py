@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from brim.batching import BatchSchedule, ByRows
+from brim.batching import ByRows
+from brim.batching.growth import BatchSchedule
 from brim.config import WAYS as WAYS_TO_MOVE, resolve
 from brim.config.schema import Config, FinetuneTrainer, LearningRateScheduler
 from brim.data.tokens import TokenRow, TokenRows, rows_of_step

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from brim.batching import peak_meter
+from brim.batching.memory import peak_meter
 from brim.config.schema import Config
 from brim.data import prompts_of
 from brim.data.chat import settled_day

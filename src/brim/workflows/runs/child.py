@@ -247,7 +247,7 @@ def _fail(tell: Tell, problems: Sequence[Problem], error: str) -> None:
 
 
 def _out_of_memory(error: Exception) -> Problem | None:
-    from brim.batching import is_out_of_memory
+    from brim.batching.memory import is_out_of_memory
 
     if not is_out_of_memory(error):
         return None

@@ -17,18 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from brim.batching import (
+from brim.batching import ByLength, ByRows, Costs, Cutter, MicroBatch, Shape
+from brim.batching.memory import (
     AddressSpacePeak,
-    ByLength,
-    ByRows,
-    Costs,
     Counts,
-    Cutter,
-    MicroBatch,
     Probe,
     Prober,
     Search,
-    Shape,
     find_batch_size,
     free_caches,
     gradients_at_hand,

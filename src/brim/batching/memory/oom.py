@@ -1,8 +1,7 @@
 """Recognise an error that means out of memory, free cached memory, and retry.
 
-All work that may run out of memory goes through `attempt`; `run_batches` runs positions in batches, and divides what
-is left again after a failure. A retry rewinds the states of the random generators that a forward pass draws from, and
-begins with as much memory as can be given back.
+All work that may run out of memory goes through `attempt`. A retry rewinds the states of the random generators that a
+forward pass draws from, and begins with as much memory as can be given back.
 """
 
 from __future__ import annotations
@@ -15,19 +14,15 @@ import re
 import resource
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypeAlias, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from brim.batching.microbatch import MicroBatch
 from brim.errors import BrimError
 
 T = TypeVar("T")
@@ -65,37 +60,6 @@ def attempt(
         failure = OutOfMemory(message=first_line(error), where=_where(error.__traceback__))
         _let_go(error, outer)
         return failure
-
-
-def run_batches(
-    order: NDArray[np.intp],
-    *,
-    divide: Callable[[NDArray[np.intp]], Iterable[MicroBatch]],
-    work: Callable[[MicroBatch], T],
-    done: Callable[[MicroBatch, T], object] = lambda batch, result: None,
-    shrink: Callable[[MicroBatch], bool],
-    too_large: Callable[[MicroBatch], BrimError],
-) -> None:
-    """Run all positions in batches; a batch that runs out of memory, and what follows it, is divided again.
-
-    divide: gives batches of the positions that are left, along their order, one at a time.
-    work: may be called again with positions of a call that failed. done: is called with the result of each batch that
-    went well; what it raises ends the run. shrink: lowers the limit by which batches are divided; False: the batch
-    cannot be divided further. It is tried once more, and then `too_large` is raised.
-    """
-    while len(order):
-        for batch in divide(order):
-            result = attempt(partial(work, batch))
-            if isinstance(result, OutOfMemory):
-                free_caches()
-                if shrink(batch):
-                    break
-                result = attempt(partial(work, batch), is_last=lambda: True)
-                if isinstance(result, OutOfMemory):
-                    free_caches()
-                    raise too_large(batch)
-            done(batch, result)
-            order = order[batch.num_rows :]
 
 
 def second_try(action: Callable[[], T], *, on_failure: Callable[[str], None] = lambda message: None) -> T:
