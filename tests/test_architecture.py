@@ -15,7 +15,6 @@ import brim
 MOST_MODULES, MOST_LINES, FEWEST_LINES = 12, 450, 80
 # Modules over 450 lines, which the unifying of mechanisms brings below; none may join them.
 LARGE = {
-    "brim.batching.prober",
     "brim.workflows.export.merge",
     "brim.workflows.prediction.evaluation",
     "brim.workflows.prediction.run",

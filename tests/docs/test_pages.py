@@ -38,7 +38,7 @@ from brim.data.labels import MOST_LABELS
 from brim.data.prompts import as_sample
 from brim.data.read import EVENTS
 from brim.data.read.encoding import HEAD_BYTES
-from brim.infer.metrics.statistics import t_quantile
+from brim.infer.metrics.answers import t_quantile
 from brim.memory import MemoryPrediction
 from brim.memory.variants import variants
 from brim.planning import TrainingPlan

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from brim.infer.metrics import Interval, Measure, intervals, paired_intervals, statistics as module
-from brim.infer.metrics.statistics import t_quantile
+from brim.infer.metrics import Interval, Measure, intervals, paired_intervals, answers as module
+from brim.infer.metrics.answers import t_quantile
 
 # NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, column 0.975.
 T_QUANTILES = {

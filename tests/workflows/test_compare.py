@@ -16,8 +16,8 @@ import brim
 from brim.errors import BrimError, ConfigError, InputError, OutputError, Problem
 from brim.notes import Note
 from brim.train import Observers
-from brim.workflows.compare import child as compare_process, run as comparing
-from brim.workflows.compare.child import run as run_here, run_in_process
+from brim.workflows.compare import results as compare_process, run as comparing
+from brim.workflows.compare.results import run as run_here, run_in_process
 from brim.workflows.compare.run import entrants_of
 from brim.workflows.runs import Ended, Stop, TrainOrder
 

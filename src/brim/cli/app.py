@@ -23,7 +23,7 @@ VERBS = {
     "train": "train",
     "verify-resume": "studies",
     "compare": "studies",
-    "evaluate": "evaluate",
+    "evaluate": "predict",
     "predict": "predict",
     "embed": "predict",
     "chat": "chat",

@@ -1,19 +1,17 @@
-from .labels import (
-    MAX_STEPS as MAX_STEPS,
-    LabelReader as LabelReader,
-    Reading as Reading,
-    characters_within as characters_within,
-    pattern_fault as pattern_fault,
-)
 from .template import (
     CONTEXT as CONTEXT,
     LABELS as LABELS,
+    MAX_STEPS as MAX_STEPS,
     SAMPLE as SAMPLE,
     TASK as TASK,
+    LabelReader as LabelReader,
     Placeholder as Placeholder,
+    Reading as Reading,
     Template as Template,
+    characters_within as characters_within,
     is_plain_name as is_plain_name,
     joined_template as joined_template,
+    pattern_fault as pattern_fault,
     prompt_columns as prompt_columns,
     prompt_template as prompt_template,
 )

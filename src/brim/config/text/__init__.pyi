@@ -12,20 +12,18 @@ from .reading import (
     with_value as with_value,
     yaml_files as yaml_files,
 )
-from .wording import (
-    flow as flow,
-    folded as folded,
-    line as line,
-    misspelt as misspelt,
-    nearest as nearest,
-    shortened as shortened,
-    show as show,
-)
 from .writing import (
     MASK as MASK,
     dump as dump,
+    flow as flow,
+    folded as folded,
+    line as line,
     mask_login as mask_login,
     mask_secrets as mask_secrets,
     mask_text as mask_text,
+    misspelt as misspelt,
+    nearest as nearest,
     secrets_in as secrets_in,
+    shortened as shortened,
+    show as show,
 )

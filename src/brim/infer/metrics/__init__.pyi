@@ -1,8 +1,12 @@
 from .answers import (
+    Interval as Interval,
     LabelCounts as LabelCounts,
+    Measure as Measure,
     exact_match as exact_match,
+    intervals as intervals,
     label_measures as label_measures,
     label_reader as label_reader,
+    paired_intervals as paired_intervals,
     text_measures as text_measures,
 )
 from .scores import (
@@ -13,10 +17,4 @@ from .scores import (
     rows_to_score as rows_to_score,
     score_batches as score_batches,
     score_rows as score_rows,
-)
-from .statistics import (
-    Interval as Interval,
-    Measure as Measure,
-    intervals as intervals,
-    paired_intervals as paired_intervals,
 )

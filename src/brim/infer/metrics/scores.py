@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from brim.data.tokens import TokenRow, TokenRows, collate
 from brim.infer.engines import Batches, Response, RowsAtOnce, longest_first
-from brim.infer.metrics.statistics import Floats, Measure
+from brim.infer.metrics.answers import Floats, Measure
 from brim.models import Precision
 from brim.models.loss import LogitHead, next_token_scores, target_logits
 

@@ -25,8 +25,7 @@ from brim.notes import Say
 from brim.report import curves_plot, listening, save_picture, show
 from brim.storage import make_folder, write_text, writing
 from brim.train import Observer, Observers, RunFigures, RunFolder
-from brim.workflows.compare.child import run_in_process
-from brim.workflows.compare.results import FILE, ComparedRun, CompareResult, in_order, read_runs
+from brim.workflows.compare.results import FILE, ComparedRun, CompareResult, in_order, read_runs, run_in_process
 from brim.workflows.runs import Ended, Stop, TrainOrder, stopping
 
 _DEFAULT_OUTPUT = Path("results")
