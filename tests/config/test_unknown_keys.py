@@ -146,30 +146,52 @@ trainer:
 # Other tools'
 
 IDLE = "asks for nothing that brim does not do anyway: it can be removed"  # said in a note; the key is accepted
-QLORA = [  # overrides as users of Axolotl write them, one of each kind; docs/configuration.md has the whole table
+QLORA = [
     ("model_type=AutoModelForCausalLM", "remove it: the base model's folder says"),
+    ("tokenizer_type=AutoTokenizer", "remove it: brim takes the tokenizer that comes with base_model"),
     ("load_in_8bit=false", IDLE),
     ("load_in_4bit=true", "write quantization.bits=4"),
+    ("strict=false", IDLE),
     ("datasets=[{path: tatsu-lab/alpaca, type: alpaca}]", "--dataset FILE"),
     ("val_set_size=0", "write 'preprocessing.split.probabilities=[1.0, 0.0, 0.0]'"),
     ("output_dir=./outputs/qlora-out", "brim train CONFIG --output-directory DIR"),
     ("adapter=qlora", "write adapter.type=lora and quantization.bits=4"),
+    ("sequence_len=4096", "write preprocessing.global_max_sequence_length=4096"),
     ("sample_packing=true", "remove it: brim partitions each effective batch by its rows' lengths"),
+    ("pad_to_sequence_len=true", "remove it: brim partitions each effective batch by its rows' lengths"),
+    ("lora_r=32", "write adapter.r=32 and adapter.type=lora"),
+    ("lora_alpha=16", "write adapter.alpha=16 and adapter.type=lora"),
+    ("lora_dropout=0.05", "write adapter.dropout=0.05 and adapter.type=lora"),
     ("lora_target_linear=true", "write adapter.target_modules=all-linear and adapter.type=lora"),
+    ("gradient_accumulation_steps=4", "write trainer.gradient_accumulation_steps=4"),
     ("micro_batch_size=2", "write trainer.batch_size=2"),
+    ("num_epochs=4", "write trainer.epochs=4"),
     ("optimizer=paged_adamw_32bit", "write trainer.optimizer.type=paged_adamw"),
     ("lr_scheduler=cosine", "write trainer.learning_rate_scheduler.decay=cosine"),
+    ("learning_rate=0.0002", "write trainer.learning_rate=0.0002"),
+    ("train_on_inputs=false", IDLE),
+    ("group_by_length=false", IDLE),
     ("bf16=auto", IDLE),
+    ("tf32=false", IDLE),
+    ("gradient_checkpointing=true", "write trainer.enable_gradient_checkpointing=true"),
+    ("logging_steps=1", "remove it: metrics.jsonl in the run's folder has a line for each update"),
     ("flash_attention=true", "write model_parameters.attn_implementation=flash_attention_2"),
     ("warmup_steps=10", "write trainer.learning_rate_scheduler.warmup_length=10ba"),
+    ("evals_per_epoch=4", "write trainer.checkpoints_per_epoch=4"),
+    ("saves_per_epoch=1", "write trainer.checkpoints_per_epoch=1"),
     ("weight_decay=0.0", "write trainer.optimizer.weight_decay=0.0"),
     ("special_tokens.pad_token=<|end_of_text|>", "remove it: brim takes the tokens that come with base_model"),
+    ("wandb_project=tickets", "remove it: brim writes metrics.jsonl and TensorBoard files"),
+    ("early_stopping_patience=3", "write trainer.early_stop=3"),
     ("resume_from_checkpoint=./outputs/qlora-out/checkpoint-100", "brim train CONFIG --resume"),
+    ("dataset_prepared_path=last_run_prepared", "remove it: brim reads and prepares the data by itself"),
     ("save_steps=500", "write trainer.steps_per_checkpoint=500"),
+    ("optimizer=adamw_torch", "write trainer.optimizer.type=adamw"),
 ]
 
 
-def test_axolotls_overrides_are_answered_and_what_is_to_be_written_loads(finetune):
+def test_axolotls_forty_overrides_are_answered_and_what_is_to_be_written_loads(finetune):
+    assert len(QLORA) == len({override for override, _ in QLORA}) == 40
     for override, helps in QLORA:
         if helps is IDLE:
             notes = [note for note in load_config(finetune(), [override]).notes if IDLE in note]
