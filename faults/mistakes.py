@@ -340,7 +340,7 @@ def _in_the_data() -> Iterator[BadInput]:
 
 
 _BASE = "base/config.json"
-_WHOLE = "weights that match config.json fix: copy the folder anew, or check that it holds a causal language model"
+_WHOLE = "weights that match config.json fix: copy the folder again, or check that it holds a causal language model"
 # What `brim train` says where the base model's folder is made otherwise.
 BASES: dict[str, tuple[tuple[Edit, ...], tuple[str, ...]]] = {
     "no weights": (
@@ -368,7 +368,7 @@ BASES: dict[str, tuple[tuple[Edit, ...], tuple[str, ...]]] = {
     ),
     "half of the weights": (
         (Edit(path="base/model.safetensors", how="cut", num_bytes=5000),),
-        ("base: a safetensors file is damaged: ", "copy the folder anew from where it came"),
+        ("base: a safetensors file is damaged: ", "copy the folder again from its source"),
     ),
     "weights of another shape": (
         (_change(_BASE, '"intermediate_size": 64', '"intermediate_size": 80'),),

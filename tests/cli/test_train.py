@@ -296,7 +296,7 @@ def test_a_run_that_ended_early_says_so_and_one_that_saved_no_step_starts_again(
     assert re.match(r"done +4 steps in \d.*, 12 in all\n", longer.out)
     shutil.rmtree(project / "new/checkpoints")
     done = brim(*TRAIN, "trainer.train_steps=1", "trainer.learning_rate=0.5", "--resume")
-    assert (done.code, "nothing to continue in new: the run starts anew" in flat(done.err)) == (0, True)
+    assert (done.code, "nothing to continue in new: the run starts from the first step" in flat(done.err)) == (0, True)
     assert "learning_rate: 0.5\n" in (project / "new/config.yaml").read_text()
 
 

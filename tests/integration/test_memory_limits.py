@@ -365,7 +365,7 @@ def test_what_does_not_fit_is_generated_all_the_same_and_once():
 BEAMS = """
 import pandas as pd
 import brim
-from brim.memory.budget import resident_bytes
+from brim.memory.devices.budget import resident_bytes
 
 config = {
     "base_model": sys.argv[1],

@@ -64,7 +64,7 @@ def test_where_less_than_half_of_the_memory_is_needed_or_rows_are_given_nothing_
     monkeypatch.setattr("brim.planning.generation_launch.peak_passes", None)
     for given, rows, why in (
         ({}, 40, "not tried before the first rows, since less than half of the memory is needed"),
-        ({"fixed_rows": 3}, 3, "since their number was given"),
+        ({"fixed_rows": 3}, 3, "since their number is configured"),
     ):
         request = generation_request(session, LENGTHS, llm=llm, **given)
         plan = proven(plan_job(request, say=print), request, llm, settings, say=print)

@@ -19,8 +19,8 @@ import brim.memory.traces as memory_traces
 from brim.config import load_config
 from brim.config.schema import FinetuneTrainer
 from brim.errors import BrimError, InputError, ModelError
-from brim.memory import Compared, Failed, compare_memory, devices, what_helps
-from brim.memory.devices import find_device
+from brim.memory import Compared, Failed, compare_memory, what_helps
+from brim.memory.devices import devices, find_device
 from brim.memory.events import CATEGORIES
 from brim.memory.variants import variants
 
