@@ -284,7 +284,8 @@ class Model:
         with listening(say) as told:
             for line in [*self.notes, *self._untrained()]:
                 told(line)
-            return Conversation(self._open(), self._weights(told), say=say or say_nothing)
+            llm = self._weights(told)
+        return Conversation(self._open(), llm, say=say or say_nothing)
 
     @limit_lifted()
     def collect_activations(

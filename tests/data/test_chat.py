@@ -109,7 +109,7 @@ NO_CONVERSATIONS = [
     ([USER, {**ANSWER, "tool_calls": {"name": "f"}}], "the tool_calls of turn 2 is an object … a list such as"),
     (called({"name": "f", "arguments": "{x"}), "the tool_calls of turn 2: the arguments of f are not JSON (Expecting"),
     (called({"name": "f", "arguments": "[1]"}), "the tool_calls of turn 2: the arguments of f are a list … names and values"),
-    ([{"from": "human", "value": "q"}, ANSWER], "turn 2 is not written with `from` and `value` … one form"),
+    ([{"from": "human", "value": "q"}, ANSWER], "turn 2 is written in another form than the turns with `from` and `value` … one form"),
     ([{"from": "function_call", "value": "q"}], "turn 1 is from 'function_call' … one of human, gpt, … rewrite the turn"),
 ]  # fmt: skip
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from brim.infer.metrics import Interval, Measure, intervals, paired_intervals, answers as module
+from brim.infer.metrics import Interval, Measure, answers as module, intervals, paired_intervals
 from brim.infer.metrics.answers import t_quantile
 
 # NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, column 0.975.

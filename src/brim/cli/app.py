@@ -119,7 +119,7 @@ def wrong_usage(error: Exception, verbs: Mapping[str, Any], arguments: Sequence[
 
 def _no_verb(arguments: Sequence[str], verbs: Mapping[str, Any]) -> Problem:
     """Explain that no verb was given, or an unknown one."""
-    from brim.config.text import misspelt  # here, since --help needs no configuration
+    from brim.config.text import misspelt
 
     first = arguments[0] if arguments else ""
     later = next((each for each in arguments if each in verbs), None)

@@ -15,7 +15,6 @@ from brim.data.advice import Bin, Cut, Finding, Watcher, advise, in_order, look_
 from brim.data.labels import label_slips, with_labels_of_data
 from brim.data.preparation import FULL, Prepared, prepare, prompts_of
 from brim.data.read import Ledger, Source
-from brim.data.retrieval import without_embeddings
 from brim.data.tokens import TextEncoder, TokenRow, TokenRows, label_room
 
 
@@ -88,7 +87,11 @@ def check_data(
     Where nothing is trained, the data may lack the answer's column, or the one that says its split, as `predict`
     allows. Raises DataError as `prepare`.
     """
-    config, stand_ins = without_embeddings(config)
+    stand_ins: list[str] = []
+    if config.prompt.retrieval is not None:
+        from brim.data.retrieval import without_embeddings  # here, since few prompts have examples
+
+        config, stand_ins = without_embeddings(config)
     (config, choices), slips = with_labels_of_data(config, source), label_slips(config, source)
     watcher = Watcher(encoder)
     prepared = _prepared(config, source, encoder, watcher, context_length=context_length)

@@ -6,7 +6,7 @@ The lengths of a data set's rows are summarised. The plan of a generation is bes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal, TypeAlias
 
@@ -252,6 +252,8 @@ class TrainingPlan:
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> TrainingPlan:
         """Read back from JSON what `as_dict` gave; anything else raises ValueError."""
+        if not saved.keys() <= {each.name for each in fields(cls)}:
+            raise ValueError("the plan was written by another version")
         return _adapter().validate_python(saved)
 
 

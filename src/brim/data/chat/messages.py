@@ -147,7 +147,7 @@ def _turn(value: Any, number: int, *, filled: bool) -> Turn:
 def _from_share_gpt(value: Any, number: int, *, filled: bool) -> Turn:
     if not isinstance(value, Mapping) or "from" not in value or "role" in value:
         raise BadConversation(
-            f"turn {number} is not written with `from` and `value`, as other turns are",
+            f"turn {number} is written in another form than the turns with `from` and `value`",
             expected="one form in a conversation: role and content in all turns, or from and value",
         )
     role = _SHARE_GPT.get(str(value["from"]))

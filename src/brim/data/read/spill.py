@@ -159,9 +159,14 @@ def _locked_part(folder: Path) -> tuple[int, Path]:
     """
     while True:
         handle, name = tempfile.mkstemp(dir=folder, prefix="spill-", suffix=".part")
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        if os.fstat(handle).st_nlink:
-            return handle, Path(name)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if os.fstat(handle).st_nlink:
+                return handle, Path(name)
+        except BaseException:  # a file system without locks, or Ctrl-C: it is not left behind
+            os.close(handle)
+            Path(name).unlink(missing_ok=True)
+            raise
         os.close(handle)
 
 

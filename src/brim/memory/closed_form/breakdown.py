@@ -40,7 +40,7 @@ MOMENTS: Mapping[Phase, tuple[Moment, ...]] = {
 }
 
 
-# As in models/chunked_loss.py, which imports torch; a test compares them.
+# As in models/loss/chunked.py, which imports torch; a test compares them.
 _CHUNK_BYTES, _FEWEST_ROWS, _TRAINED_HEAD_FACTOR = 128 << 20, 256, 4
 
 

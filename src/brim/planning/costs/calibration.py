@@ -51,7 +51,7 @@ class RunPeaks:
     """Hold what one run has measured."""
 
     # Measured over predicted, of what the shapes add; of the step in which it was most.
-    scale: Annotated[float, Field(ge=LEAST_SCALE, le=MOST_SCALE)]
+    scale: Annotated[float, Field(ge=LEAST_SCALE, le=MOST_SCALE, allow_inf_nan=False)]
     outside_bytes: int | None  # the most that was seen outside PyTorch's allocator; None: nobody looked
     num_peaks: int
 
