@@ -516,7 +516,8 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--output new.parquet --split dev": ("there is no split 'dev'",),
     },
     "export run --output new": {
-        "--format onnx": ("brim does not write the format 'onnx'",),
+        "--format onnx": ("brim does not write the format 'onnx'", "optimum-cli export onnx"),
+        "--format gguf": ("brim does not write the format 'gguf'", "convert_hf_to_gguf.py"),
         "--merge --dtype int4": ("there is no dtype 'int4' expected: bf16, fp16, fp32",),
         "--merge --max-divergence -1": ("--max-divergence is -1",),
         "--merge --max-divergence nan": ("--max-divergence is nan",),

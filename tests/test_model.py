@@ -348,6 +348,24 @@ def test_a_start_that_cannot_be_leaves_everything_as_it_was(config, sums_file, t
     assert (tmp_path / "run" / "config.yaml").read_text() == "mine"
 
 
+def test_a_given_run_that_is_trained_further_calls_no_function_by_itself(gallery, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "grow.py").write_text('open("called", "w").close()\ndef grow(epoch, size): return 0\n')
+    piece = gallery("lora")
+    saved = shutil.copytree(piece.run, tmp_path / "run") / "config.yaml"
+    text = saved.read_text().replace("  batch_size: 4\n", "  batch_size: auto\n")
+    text = text.replace("gradient_accumulation_steps: 2", "gradient_accumulation_steps: auto")
+    saved.write_text(text.replace("batch_increase_function: null", "batch_increase_function: grow:grow"))
+    loaded = brim.Model.load(tmp_path / "run")
+    loaded.generate(PROMPTS[0])
+    with pytest.raises(brim.ConfigError, match="batch_increase_function names code in the configuration of a run"):
+        loaded.train(piece.data, output_directory=tmp_path / "further")
+    assert not (tmp_path / "called").exists()
+    named = ["trainer.batch_increase_function=grow:grow"]
+    brim.Model.load(tmp_path / "run", overrides=named).train(piece.data, output_directory=tmp_path / "further")
+    assert (tmp_path / "called").exists()
+
+
 def test_a_second_training_starts_from_the_configuration_whatever_came_between(config, sums, tmp_path):
     """Not from what was learned, and not with the batch that a smaller data set had."""
     settings = {**config, "trainer": {"type": "finetune", "epochs": 1, "learning_rate": 0.05, "early_stop": -1}}

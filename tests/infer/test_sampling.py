@@ -126,8 +126,9 @@ def test_only_allowed_tokens_are_chosen():
 def test_scores_that_are_not_finite_are_told(sampling):
     scores = scores_of(2)
     scores[1, 3] = torch.nan
-    with pytest.raises(BrimError, match="the probabilities of the next token are not finite"):
+    with pytest.raises(BrimError, match="the probabilities of the next token are not finite") as caught:
         chooser(do_sample=sampling, top_k=0).choose(scores, rows(2))
+    assert type(caught.value) is BrimError  # and not the user's mistake
 
 
 END = 0

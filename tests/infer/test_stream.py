@@ -89,8 +89,9 @@ def test_settings_that_are_refused_are_told_before_the_first_token_and_broken_sc
         streamed(model, prompt, settings={**SAMPLED, "top_k": -1})
     broken = copy.deepcopy(model)
     broken.model.norm.weight.data[:] = float("nan")
-    with pytest.raises(BrimError, match="the probabilities of the next token are not finite"):
+    with pytest.raises(BrimError, match="the probabilities of the next token are not finite") as caught:
         list(streamed(broken, prompt, settings=SAMPLED))
+    assert type(caught.value) is BrimError
 
 
 def test_what_prompts_have_in_common_is_read_once(model, prompts, prompt, read):

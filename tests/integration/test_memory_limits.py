@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,13 +19,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.conftest import make_llama, make_tokenizer
-from tests.gallery import OUT, Scarce, usual
+from tests.gallery import OUT, Scarce, stopped_after, usual
 from tests.integration.conftest import MODEL, events, losses, steps, validation
 from tests.train.scarce import apart
 
 import brim
 from brim.infer.metrics import scores as evaluating
-from brim.train import job as exporting
+from brim.train import gradient, job as exporting
 
 pytestmark = pytest.mark.run
 linux = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS binds on Linux alone")
@@ -53,6 +54,18 @@ def test_an_evaluation_shrinks_once_and_never_the_training_batch(train, tmp_path
     assert losses(run) == losses(clean)
     assert validation(run) == pytest.approx(validation(clean), rel=1e-5)
     assert result.metrics["validation"]["num_rows"] == 4
+
+
+def test_the_limit_goes_with_the_run_unless_the_batch_size_is_another(train, tmp_path, monkeypatch, gallery):
+    with monkeypatch.context() as patch, stopped_after(2) as observer, pytest.raises(KeyboardInterrupt):
+        patch.setattr(gradient, "next_token_loss", Scarce(gradient.next_token_loss, 1))
+        train("4", observer=observer)
+    shutil.copytree(tmp_path / "4", tmp_path / "2")
+    for batch_size, rest in ((4, [8, 4, 8, 8, 8, 4]), (2, [4, 2, 4, 4, 4, 2])):
+        run = tmp_path / str(batch_size)
+        train(run.name, trainer={"batch_size": batch_size}, resume=True)
+        assert [step["num_micro_batches"] for step in steps(run)] == [8, 8, *rest]
+        np.testing.assert_allclose(losses(run), losses(gallery("lora").run), rtol=1e-5)
 
 
 def test_the_model_is_written_at_the_second_try_or_from_the_checkpoints(train, tmp_path, monkeypatch, gallery):

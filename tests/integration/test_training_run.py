@@ -130,10 +130,12 @@ def test_what_only_cuts_the_batch_may_change_when_a_run_is_continued(train, gall
     parts = shutil.copytree(gallery("stopped").run, tmp_path / "parts")  # after step 3
     policies = {"split": {"type": "fixed"}, "on_bad_row": "drop", "on_overlong": "drop"}  # the rows are the same
     said = []
-    train("parts", resume=True, say=said.append, preprocessing=policies, trainer={"batch_size": 2})
+    trainer = {"batch_size": 2, "on_nonfinite": "skip"}
+    train("parts", resume=True, say=said.append, preprocessing=policies, trainer=trainer)
     assert 'preprocessing.on_bad_row is now "drop"; it was "auto"' in said
     assert "trainer.batch_size is now 2; it was 4" in said
     assert "trainer.gradient_accumulation_steps is now 4; it was 2" in said
+    assert 'trainer.on_nonfinite is now "skip"; it was "stop"' in said
     np.testing.assert_allclose(losses(parts), losses(gallery("lora").run), rtol=1e-5)
     assert [step["num_micro_batches"] for step in steps(parts)] == [2, 2, 2, 2, 4, 4, 4, 2]
 

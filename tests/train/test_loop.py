@@ -50,6 +50,8 @@ def failed(run, error=OutOfMemoryError, **match):
     """The problem with which a run ends."""
     with pytest.raises(error, **match) as caught:
         run.train()
+    assert type(caught.value) is error
+    assert caught.value.exit_code == 1
     return caught.value.problems[0]
 
 

@@ -211,8 +211,11 @@ def train_weights(parameters, optimizer, rates, sizes, *, first=0):
             rates.stepped()
 
 
-def adam(parameters, asked, sizes):
-    """Kingma and Ba 2015, algorithm 1, with a beta2 for each update, in float64; each weight's values in the end."""
+def adam(parameters, asked, sizes, *, product=True):
+    """Kingma and Ba 2015, algorithm 1, with a beta2 for each update, in float64; each weight's values in the end.
+
+    product: divide by 1 minus the product of the betas used; else, as torch does, by 1 minus a power of the present.
+    """
     (beta1, beta2), eps, decay = asked["betas"], asked.get("eps", 1e-8), asked.get("weight_decay", 0.0)
     by_weight = []
     for number, parameter in enumerate(parameters):
@@ -230,7 +233,7 @@ def adam(parameters, asked, sizes):
             square = present * square + (1 - present) * gradient**2
             largest = np.maximum(largest, square)
             first_product *= beta1
-            second_product *= present
+            second_product = second_product * present if product else present ** (update + 1)
             corrected = (largest if asked.get("amsgrad") else square) / (1 - second_product)
             weight = weight - rate * mean / (1 - first_product) / (np.sqrt(corrected) + eps)
         by_weight.append(weight)
@@ -308,6 +311,40 @@ def error_of_8_bits(size):
 
 def test_slower_forgetting_costs_8_bit_states_no_precision():
     np.testing.assert_allclose(error_of_8_bits(1), error_of_8_bits(64), rtol=0.03)
+
+
+def test_the_correction_of_torch_would_nearly_double_the_first_update_after_a_switch():
+    """12 updates at a quarter of the final batch, and one at all of it: 13 betas are counted, of 4 that were used."""
+    sizes, asked, parameters = [4] * 12 + [16], {"type": "adam", "betas": [0.9, 0.999], "eps": 0.0}, weights()
+    before, right = (adam(parameters, asked, some) for some in (sizes[:12], sizes))
+    torch_s = adam(parameters, asked, sizes, product=False)
+    too_large = math.sqrt((1 - 0.999**13) / (1 - 0.999**4))
+    assert too_large == pytest.approx(1.799, abs=5e-4)
+    for start, theirs, ours in zip(before, torch_s, right, strict=True):
+        np.testing.assert_allclose(theirs - start, too_large * (ours - start), rtol=1e-9)
+    # And torch's Adam does so.
+    optimizer, rates = moving(asked, parameters)
+    train_weights(parameters, optimizer, rates, sizes[:12])
+    for parameter, gradient in zip(parameters, gradients(parameters, 12), strict=True):
+        parameter.grad = gradient
+    optimizer.param_groups[0].update(betas=(0.9, 0.999), lr=learning_rate(12), eps=0.0)
+    optimizer.step()
+    assert_near(parameters, torch_s, rtol=1e-10, atol=1e-12)
+
+
+def test_a_weight_that_first_learns_after_a_switch_makes_too_small_a_first_update():
+    """By the factor above. Its later ones come near, as both corrections go to 1."""
+    always, late = (nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(2))
+    optimizer, rates = moving({"type": "adam", "betas": [0.9, 0.999], "eps": 0.0}, [always, late])
+    for _ in range(12):
+        always.grad = torch.ones_like(always)
+        rates.set(size=4, learning_rate=0.1)
+        optimizer.step()
+        rates.stepped()
+    late.grad = torch.ones_like(late)
+    rates.set(size=16, learning_rate=0.1)
+    optimizer.step()
+    assert late.item() == pytest.approx(-0.1 / math.sqrt((1 - 0.999**13) / (1 - 0.999**4)))
 
 
 @pytest.mark.parametrize("name", NAMES)

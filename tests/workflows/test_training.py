@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from tests.gallery import sums
-from tests.workflows.planned_run import assert_same_weights, of, plan_of, settings, steps, stopped, train
+from tests.workflows.planned_run import assert_same_weights, of, plan_of, settings, steps, stopped, train, uneven
 
 import brim
 from brim.config import load_config
@@ -180,6 +180,15 @@ def test_a_second_run_is_the_first_to_the_bit_although_that_one_measured(tiny_ba
     assert plans[0]["plan"]["costs"] == plans[1]["plan"]["costs"]
     assert plans[0]["plan"]["chosen"]["time_source"] == "measured"
     assert_same_run(first, second)
+
+
+def test_a_run_after_brim_plan_is_the_run_without_it(tiny_base, tmp_path, own_cache):
+    config = settings(tiny_base, trainer={"chunked_loss": "auto"})
+    alone = train(config, tmp_path / "alone", replan=True)
+    shown = brim.plan(config, uneven(), replan=True)
+    after = train(config, tmp_path / "after")
+    assert shown.chosen.way == brim.plan(config, uneven()).chosen.way
+    assert_same_run(alone, after)
 
 
 def test_a_plan_that_is_damaged_on_the_disk_is_made_again(tiny_base, tmp_path, own_cache):
