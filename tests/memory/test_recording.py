@@ -14,12 +14,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
+from brim.lazy import without_collector
 from brim.memory.allocator import CachingAllocator, replay
 from brim.memory.cuda import rows_not_packed
 from brim.memory.events import CATEGORIES, Place
 from brim.memory.trace import record, recorder as recorder_module, with_workspaces
 from brim.memory.trace.recorder import Recorder
-from brim.memory.trace.recording import without_collector
 from brim.memory.traces import training_stream
 
 # By hand

@@ -7,7 +7,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from brim.notes import Note, kind_of, planned, short_of, status, warning
 from brim.report import Screen, listening, progress, show
@@ -54,6 +54,7 @@ def card_of(notes, hint="--verbose"):
     return card.end()
 
 
+@example([warning("0", topic="configuration"), warning("0", topic="rows")])
 @given(st.lists(NOTES, max_size=40))
 def test_a_card_has_eight_lines_at_most_and_nothing_that_matters_is_missing(notes):
     lines = card_of(notes)

@@ -143,11 +143,12 @@ class PlanCard:
             return []
         self._is_shown = True
         of_rows = [note for note in self._warnings if topic_of(note) == _OF_ROWS]
+        of_others = [note for note in self._warnings if topic_of(note) != _OF_ROWS]
         lines = [(label, self._facts[label]) for label in _LABELS if label in self._facts]
         if of_rows:
             place = next((number for number, (label, _) in enumerate(lines) if label == "data"), len(lines) - 1)
             lines.insert(place + 1, ("" if lines else "data", of_rows))
-        grouped = in_lines([note for note in self._warnings if note not in of_rows], most=MOST_LINES - 1 - len(lines))
+        grouped = in_lines(of_others, most=MOST_LINES - 1 - len(lines))
         lines += [("" if number else "watch", group) for number, group in enumerate(grouped)]
         shortened = sum(short_of(note) != note for note in self._warnings)
         num_left, capacity = self._num_details + shortened + len(self._others), MOST_LINES - len(lines)

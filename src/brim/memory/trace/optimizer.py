@@ -18,11 +18,12 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from brim.config.schema import OptimizerConfig
+from brim.lazy import without_collector
 from brim.memory.events import Depth, EventStream, WorkCount
 from brim.memory.trace.layers import Expansion, expand
 from brim.memory.trace.operators import OperatorWork
 from brim.memory.trace.recorder import Recorder, Temporaries, Workload, note_kernel
-from brim.memory.trace.recording import LearningWeight, Recording, TrainedWeight, without_collector
+from brim.memory.trace.recording import LearningWeight, Recording, TrainedWeight
 from brim.memory.trace.segments import NotUniformError
 from brim.train import build_optimizer
 

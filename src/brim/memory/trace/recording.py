@@ -5,9 +5,7 @@ The parameters of all layers are listed as sharding splits them; tied ones count
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,6 +13,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from brim.lazy import without_collector
 from brim.memory.events import Depth, EventStream, Weight, WorkCount, categorize
 from brim.memory.trace.layers import (
     Expansion,
@@ -70,23 +69,11 @@ class Recording:
 def record(workload: Workload, *, rows: int, tokens: int) -> Recording:
     """Record what `rows` × `tokens` do to memory."""
     depth = depth_of_architecture(workload.architecture)
-    with without_collector():
+    with without_collector():  # storages die when they are released, not when it runs
         try:
             return _record(workload, depth, rows=rows, tokens=tokens)
         except NotUniformError:
             return _record(workload, depth.whole(), rows=rows, tokens=tokens)
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Disable the garbage collector: storages die when they are released, not when it runs; and it is faster."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _record(workload: Workload, depth: Depth, *, rows: int, tokens: int) -> Recording:
