@@ -23,8 +23,8 @@ import torch
 
 import brim
 from benchmarks.report import print_table, write_report
+from brim.models import merge_adapter
 from brim.workflows.export import merge as merging
-from brim.workflows.export.merge import merge_adapter
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "stdlib_code"

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GPT2Config, G
 
 from brim.config.schema import LoraConfig
 from brim.errors import ModelError
+from brim.models import merge_adapter
 from brim.models.adapters import add_adapter
-from brim.workflows.export.merge import merge_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")  # PEFT, on what follows then
 IDS = torch.tensor([[5, 6, 7, 8, 9, 40, 41]])

@@ -21,11 +21,10 @@ from tests.fake_hub import fake_hub
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import brim
-from brim.models import load_llm
+from brim.models import load_llm, merge_adapter
 from brim.session import open_session
 from brim.storage import verified
 from brim.workflows.export import merge as merging, upload
-from brim.workflows.export.merge import merge_adapter
 
 pytestmark = pytest.mark.run
 IDS = torch.tensor([[70, 71, 72, 100, 101, 130, 40, 41, 42]])

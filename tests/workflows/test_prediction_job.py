@@ -236,7 +236,7 @@ def test_two_processes_do_not_write_to_one_output(model, sums_file, tmp_path, mo
     """Also where one looked before the other began."""
     path, whole = tmp_path / "p.csv", tmp_path / "whole.csv"
     model.predict(sums_file, output=whole)
-    monkeypatch.setattr("brim.workflows.prediction.run.check_place", lambda output, *, resume: None)
+    monkeypatch.setattr("brim.workflows.prediction.output.check_place", lambda output, *, resume: None)
 
     def second(_):
         for resume in (True, False):

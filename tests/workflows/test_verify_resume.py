@@ -29,8 +29,8 @@ from brim.workflows.runs import Ended, TrainOrder
 from brim.workflows.runs.child import messages, serve
 from brim.workflows.verify_resume import segment
 from brim.workflows.verify_resume.comparison import Made, Promise, compared, promise_of, records_of, tensor_difference
-from brim.workflows.verify_resume.run import Reach, Start, Trial, choose_disturbance, choose_start
-from brim.workflows.verify_resume.segment import Disturbance, run_segment
+from brim.workflows.verify_resume.run import Reach, Start, Trial, choose_start
+from brim.workflows.verify_resume.segment import Disturbance, choose_disturbance, run_segment
 
 # 16 steps of 8 rows.
 RUN = Reach(total_steps=16, total_samples=128, largest_size=8, logged_steps=16)

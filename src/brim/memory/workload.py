@@ -39,7 +39,6 @@ from brim.models import (
     LLM,
     cast_products,
     equip,
-    forget_generation_settings,
     precision,
 )
 from brim.models.folders import ModelFolder, open_adapter
@@ -177,7 +176,6 @@ class ConfigWorkload:
             attn_implementation=self._attention,
             trust_remote_code=config.trust_remote_code,
         ).eval()
-        forget_generation_settings(model)
         if config.quantization is not None:
             from brim.memory.bitsandbytes import quantize_stand_in
 

@@ -15,7 +15,6 @@ from .load import (
     LLM as LLM,
     LOADING_ERRORS as LOADING_ERRORS,
     equip as equip,
-    forget_generation_settings as forget_generation_settings,
     load_base as load_base,
     load_llm as load_llm,
     model_note as model_note,
@@ -23,6 +22,7 @@ from .load import (
     no_library_warnings as no_library_warnings,
     read_architecture as read_architecture,
 )
+from .merging import merge_adapter as merge_adapter
 from .needs import notes_on_this_machine as notes_on_this_machine, require_trainable as require_trainable
 from .quantization import (
     require_bitsandbytes as require_bitsandbytes,

@@ -137,6 +137,7 @@ def equip(model: PreTrainedModel, config: Config, folder: ModelFolder, device: t
 
     Raises as `load_llm` does.
     """
+    _forget_generation_settings(model)
     attention = attention_choice(config.model_parameters.attn_implementation, model)
     trainer = config.trainer if trainable and isinstance(config.trainer, FinetuneTrainer) else None
     if trainer is not None and trainer.enable_gradient_checkpointing is True:  # without a plan, `auto` is off
@@ -221,7 +222,6 @@ def load_base(
         if is_out_of_memory(error):
             raise BrimError(_too_large(folder, device, quantization)) from error
         raise ModelError(explain(error, folder)) from error
-    forget_generation_settings(model)
     if quantization is not None:
         settle_layers(model, quantization, device)
     return model
@@ -239,7 +239,7 @@ def read_architecture(folder: ModelFolder, *, trust_remote_code: bool) -> Pretra
     return architecture
 
 
-def forget_generation_settings(model: PreTrainedModel) -> None:
+def _forget_generation_settings(model: PreTrainedModel) -> None:
     """Keep only the special tokens: transformers fills every setting that ours leave open from the model's own."""
     from transformers import GenerationConfig
 

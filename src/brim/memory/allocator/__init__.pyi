@@ -1,3 +1,8 @@
-from .playback import Heap as Heap, Replay as Replay, replay as replay
 from .settings import AllocatorSettings as AllocatorSettings
-from .simulator import CachingAllocator as CachingAllocator, SimulatedOutOfMemory as SimulatedOutOfMemory
+from .simulator import (
+    CachingAllocator as CachingAllocator,
+    Heap as Heap,
+    Replay as Replay,
+    SimulatedOutOfMemory as SimulatedOutOfMemory,
+    replay as replay,
+)

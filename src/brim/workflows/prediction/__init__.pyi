@@ -13,7 +13,12 @@ from .evaluation import (
     scored as scored,
     size_for_generating as size_for_generating,
 )
-from .output import check_output as check_output, summary_path as summary_path, write_predictions as write_predictions
+from .output import (
+    Wanted as Wanted,
+    check_output as check_output,
+    summary_path as summary_path,
+    write_predictions as write_predictions,
+)
 from .prompts import (
     OnError as OnError,
     OnOverlong as OnOverlong,
@@ -22,7 +27,6 @@ from .prompts import (
     require_rows as require_rows,
 )
 from .run import (
-    Wanted as Wanted,
     answered as answered,
     plan_prediction as plan_prediction,
     predict as predict,

@@ -30,7 +30,6 @@ from brim.infer.metrics import (
     intervals,
     label_measures,
     label_reader,
-    paired_intervals,
     score_rows,
     text_measures,
 )
@@ -151,7 +150,7 @@ class Contender:
                 "the two models read the answers as different tokens: figures of a token are not compared; "
                 "bits_per_byte is the loss by the answers' bytes"
             )
-        return _comparison(other.name, our_measures, their_measures, len(keys), notes)
+        return Comparison.of(our_measures, their_measures, other=other.name, num_rows=len(keys), notes=notes)
 
 
 def _with_same_rows(config: Config, like: Config) -> Config:
@@ -179,22 +178,6 @@ def base_of(config: Config, run: RunFolder | None, *, has_learned: bool) -> Conf
             fix="name the run, or another model with --against",
         )
     return config.model_copy(update=first)
-
-
-def _comparison(
-    name: str, ours: Mapping[str, Measure], theirs: Mapping[str, Measure], num_rows: int, notes: Sequence[str]
-) -> Comparison:
-    return Comparison(
-        other=name,
-        num_rows=num_rows,
-        metrics={name: measure.value for name, measure in ours.items()},
-        intervals=intervals(ours, num_rows),
-        other_metrics={name: measure.value for name, measure in theirs.items()},
-        other_intervals=intervals(theirs, num_rows),
-        differences={name: ours[name].value - theirs[name].value for name in ours if name in theirs},
-        difference_intervals=paired_intervals(ours, theirs, num_rows),
-        notes=tuple(notes),
-    )
 
 
 def _measures_on(ours: EvaluateResult, mine: Contender, keys: NDArray[np.int64]) -> dict[str, Measure]:

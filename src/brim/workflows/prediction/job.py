@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -420,3 +421,15 @@ def _digest_of_file(path: Path) -> str:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def with_day_of_job(session: Session, output: Path) -> Session:
+    """Return the session with the day on which a continued job was begun, where its chat template asks for one."""
+    was_chosen = any(choice.key == "chat.date" for choice in session.choices)
+    if not was_chosen or session.config.chat is None:
+        return session
+    day = job_settings(output).get("chat.date")
+    if day is None:
+        return session
+    chat = session.config.chat.model_copy(update={"date": day})
+    return replace(session, config=session.config.model_copy(update={"chat": chat}))

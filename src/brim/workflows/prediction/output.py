@@ -33,12 +33,13 @@ from brim.data.read import (
     nested_word,
 )
 from brim.data.tokens import TextEncoder, TokenRows
-from brim.errors import DataError, OutputError, Problem, WriteError
+from brim.errors import DataError, InputError, OutputError, Problem, WriteError
 from brim.infer.engines import Response
 from brim.infer.metrics import LabelCounts
 from brim.storage import whole_file, write_text, writing
 from brim.train import package_versions
 from brim.workflows.prediction.job import JobFolder, check_job
+from brim.workflows.prediction.prompts import OnError, OnOverlong
 from brim.workflows.runs import read_json
 
 _MARK = "num_response_tokens"  # in every summary
@@ -391,3 +392,24 @@ _WRITERS: dict[str, Callable[[pa.Schema, Iterable[pa.Table], Path], None]] = {
     ".jsonl": _write_jsonl,
     ".csv": _write_csv,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Say what is asked of a prediction, beside the configuration."""
+
+    output: Path | None
+    split: str
+    resume: bool = False
+    scores: bool = False
+    key: str | None = None  # the column by which rows are identified; None: by their numbers
+    on_error: OnError | None = None  # None: as the configuration says
+    on_overlong: OnOverlong | None = None
+    is_unnamed: bool = False  # the data set is the configuration's, since none was named
+
+    def require_place(self) -> None:
+        """Refuse, before anything is read, an output that cannot be written, or exists and cannot be resumed."""
+        if self.output is not None:
+            check_place(self.output, resume=self.resume)
+        elif self.resume:
+            raise InputError(what="without an output there is nothing to resume", fix="name the output")

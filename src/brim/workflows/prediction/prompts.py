@@ -20,6 +20,7 @@ from brim.data import texts_as_source
 from brim.data.read import WAY_OUT, Entry, RowFaults, Source, blocks, cell_texts
 from brim.data.tokens import TokenRows
 from brim.errors import ConfigError, DataError, InputError, Problem
+from brim.notes import Note, warning
 from brim.session import Session
 from brim.units import format_count
 
@@ -353,3 +354,15 @@ def _shared(
 
 def _rows(count: int) -> str:
     return format_count(count, "row has", "rows have")
+
+
+def own_data(source: Source, session: Session, split: str, *, num_rows: int) -> Note:
+    """Say which rows are predicted where no data set was named."""
+    part = "all splits" if split == "full" else f"the split {split}"
+    has_trained = session.config.trainer.type != "none" and split in ("full", "train")
+    told = (
+        f"no data set was named (--dataset, in Python dataset=…): {format_count(num_rows, 'row')} of {source.name} "
+        f"{'is' if num_rows == 1 else 'are'} predicted, "
+        f"{part} of the configuration's own data{', those that it trains on among them' if has_trained else ''}"
+    )
+    return warning(told, topic="rows")

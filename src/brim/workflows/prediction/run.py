@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,14 @@ from brim.data import prompts_of
 from brim.data.chat import settled_day
 from brim.data.read import Data, Ledger, Source, read
 from brim.data.tokens import TokenRows, load_encoder
-from brim.errors import ConfigError, DataError, InputError, OutputError, Problem, WriteError
+from brim.errors import ConfigError, DataError, OutputError, Problem, WriteError
 from brim.infer import DoneRows, HeldRecords, Records, prompt_hash, score_bytes, score_of
 from brim.infer.engines import Engine, Finished, Response, SlotsEngine
 from brim.infer.metrics import BATCH_TOKENS, label_reader, rows_to_score, score_batches
 from brim.memory import Asked, ask
 from brim.memory.devices import Budget
 from brim.models import LLM, model_note, no_library_warnings
-from brim.notes import Note, Say, planned, status, warning
+from brim.notes import Say, planned, status
 from brim.planning import (
     GenerationPlan,
     batches_for,
@@ -46,11 +46,11 @@ from brim.storage import writing
 from brim.train import interruption
 from brim.units import format_bytes, format_count
 from brim.workflows.prediction.evaluation import responses_to, said, scored
-from brim.workflows.prediction.job import Job, fingerprint, job_settings, open_job
+from brim.workflows.prediction.job import Job, fingerprint, open_job, with_day_of_job
 from brim.workflows.prediction.output import (
     Counts,
     Predictions,
-    check_place,
+    Wanted,
     frame_of,
     ledger_path,
     read_summary,
@@ -63,9 +63,8 @@ from brim.workflows.prediction.output import (
 from brim.workflows.prediction.prompts import (
     Keep,
     Keys,
-    OnError,
-    OnOverlong,
     continuable,
+    own_data,
     require_rows,
     row_keys,
     with_policies,
@@ -123,27 +122,6 @@ def _session(asked: Asked) -> Session:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """Say what is asked of a prediction, beside the configuration."""
-
-    output: Path | None
-    split: str
-    resume: bool = False
-    scores: bool = False
-    key: str | None = None  # the column by which rows are identified; None: by their numbers
-    on_error: OnError | None = None  # None: as the configuration says
-    on_overlong: OnOverlong | None = None
-    is_unnamed: bool = False  # the data set is the configuration's, since none was named
-
-    def require_place(self) -> None:
-        """Refuse, before anything is read, an output that cannot be written, or exists and cannot be resumed."""
-        if self.output is not None:
-            check_place(self.output, resume=self.resume)
-        elif self.resume:
-            raise InputError(what="without an output there is nothing to resume", fix="name the output")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AskedPrompts:
     """Hold the prompts to respond to, and where they come from."""
 
@@ -167,7 +145,8 @@ def predict(
 ) -> PredictResult:
     """Respond to each row. weights: loads the model, once there is something to generate. See Model.predict."""
     session = with_policies(session, on_error=wanted.on_error, on_overlong=wanted.on_overlong)
-    session = _with_day_of_job(session, wanted)
+    if wanted.resume and wanted.output is not None:
+        session = with_day_of_job(session, wanted.output)
     if session.config.generation.max_time is not None:
         notes = [*notes, _BY_THE_CLOCK]
     say(status("reading the data"))
@@ -275,15 +254,14 @@ class _Work:
             job.put_in_place()
         for line in counts.labels.notes(self._session.config.output_features[0]):
             say(line)
-        entries = self._asked.ledger.left_out()
-        columns = {"row": [entry.key for entry in entries], "reason": [entry.event for entry in entries]}
+        left_out = [(entry.key, entry.event, entry.why) for entry in self._asked.ledger.left_out()]
         return PredictResult(
             output=self._wanted.output,
             ledger=ledger,
             summary=summary,
             seconds=seconds,
             num_new_rows=self.responses.num_done - self._num_before,
-            left_out=pd.DataFrame({**columns, "why": [entry.why for entry in entries]}),
+            left_out=pd.DataFrame(left_out, columns=["row", "reason", "why"]),
             read_predictions=(lambda: frame) if job is None else lru_cache(maxsize=1)(self._frame_of_job),
         )
 
@@ -362,7 +340,7 @@ def prompts_asked(source: Source, session: Session, wanted: Wanted, notes: Seque
     kept = continuable(prompts.rows, session, source, split=wanted.split, keep=keep)
     ledger = prompts.ledger.with_more(kept.entries)
     if wanted.is_unnamed:
-        say(_own_data(source, session, wanted.split, num_rows=len(kept.prompts)))
+        say(own_data(source, session, wanted.split, num_rows=len(kept.prompts)))
     tokens = format_count(int(kept.prompts.lengths.sum()), "token")
     told = planned("data", f"{format_count(len(kept.prompts), 'prompt')}, {tokens}")
     for line in [told, *notes, *prompts.notes, *ledger.summary()]:
@@ -376,30 +354,6 @@ def prompts_asked(source: Source, session: Session, wanted: Wanted, notes: Seque
         keys=row_keys(source, kept.prompts.keys, column=wanted.key),
         hashes=np.fromiter((prompt_hash(row.input_ids) for row in kept.prompts), np.uint64, count=len(kept.prompts)),
     )
-
-
-def _own_data(source: Source, session: Session, split: str, *, num_rows: int) -> Note:
-    """Say which rows are predicted where no data set was named."""
-    part = "all splits" if split == "full" else f"the split {split}"
-    has_trained = session.config.trainer.type != "none" and split in ("full", "train")
-    told = (
-        f"no data set was named (--dataset, in Python dataset=…): {format_count(num_rows, 'row')} of {source.name} "
-        f"{'is' if num_rows == 1 else 'are'} predicted, "
-        f"{part} of the configuration's own data{', those that it trains on among them' if has_trained else ''}"
-    )
-    return warning(told, topic="rows")
-
-
-def _with_day_of_job(session: Session, wanted: Wanted) -> Session:
-    """Return the session with the day on which a continued job was begun, where its chat template asks for one."""
-    was_chosen = any(choice.key == "chat.date" for choice in session.choices)
-    if wanted.output is None or not wanted.resume or not was_chosen or session.config.chat is None:
-        return session
-    day = job_settings(wanted.output).get("chat.date")
-    if day is None:
-        return session
-    chat = session.config.chat.model_copy(update={"date": day})
-    return replace(session, config=session.config.model_copy(update={"chat": chat}))
 
 
 def _response_column(session: Session) -> str:
@@ -474,10 +428,7 @@ def answered(llm: LLM, session: Session, prompts: TokenRows, *, say: Say, on_bat
     if len(prompts) <= _A_FEW and session.config.memory.budget == "auto":
         rows = min(rows_by_hand(session.config) or _A_FEW, len(prompts))
         engine = engine_by_hand(llm, session, batches=said(rows, say))
-    texts: list[str] = responses_to(llm, session, prompts, engine=engine, say=say, on_batch=on_batch)[
-        "response"
-    ].tolist()
-    return texts
+    return list(responses_to(llm, session, prompts, engine=engine, say=say, on_batch=on_batch)["response"])
 
 
 def score_missing(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +12,7 @@ import pandas as pd
 
 from brim.data.read import EVENTS
 from brim.errors import InputError
-from brim.infer.metrics import Interval, Measure
+from brim.infer.metrics import Interval, Measure, intervals, paired_intervals
 from brim.report import figure_lines, history_plot
 from brim.train import RunFolder, history
 from brim.units import format_count, format_seconds
@@ -130,6 +130,29 @@ class Comparison:
     differences: Mapping[str, float]
     difference_intervals: Mapping[str, Interval]
     notes: tuple[str, ...]  # what could not be compared, and why
+
+    @classmethod
+    def of(
+        cls,
+        ours: Mapping[str, Measure],
+        theirs: Mapping[str, Measure],
+        *,
+        other: str,
+        num_rows: int,
+        notes: Sequence[str],
+    ) -> Comparison:
+        """Compare what was measured on the same rows."""
+        return cls(
+            other=other,
+            num_rows=num_rows,
+            metrics={name: measure.value for name, measure in ours.items()},
+            intervals=intervals(ours, num_rows),
+            other_metrics={name: measure.value for name, measure in theirs.items()},
+            other_intervals=intervals(theirs, num_rows),
+            differences={name: ours[name].value - theirs[name].value for name in ours if name in theirs},
+            difference_intervals=paired_intervals(ours, theirs, num_rows),
+            notes=tuple(notes),
+        )
 
     def __repr__(self) -> str:
         return "\n".join(["Comparison", *self.lines()])

@@ -406,3 +406,16 @@ def _drops_by_batch(settings: Mapping[str, Any]) -> bool:
     """Return whether an adapter's dropout depends on the micro-batch. A base's own dropout is not in the settings."""
     adapter = settings.get("adapter") or {}
     return bool(adapter.get("dropout")) and not settings["trainer"]["dropout_by_row"]
+
+
+def step_sizes(steps: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the rows of each step; one that was skipped logs none, and counts as many as the step before."""
+    sizes: list[int] = []
+    for record in steps:
+        sizes.append(record.get("effective_batch_size", sizes[-1] if sizes else 0))
+    return sizes
+
+
+def is_step(record: Mapping[str, Any]) -> bool:
+    """Return whether a line is of a step, be it one that was skipped."""
+    return "learning_rate" in record or record.get("event") == "skipped"

@@ -33,11 +33,13 @@ from brim.workflows.verify_resume.comparison import (
     ResumeProof,
     compared,
     compared_logs,
+    is_step,
     promise_of,
     ran_out_of_memory,
     records_of,
+    step_sizes,
 )
-from brim.workflows.verify_resume.segment import Disturbance, Segment, relocated, run_segment
+from brim.workflows.verify_resume.segment import Disturbance, Segment, choose_disturbance, relocated, run_segment
 
 
 def verify_resume(
@@ -162,8 +164,8 @@ class Trial:
         undisturbed = self._undisturbed()
         self._require_same_rows(undisturbed)
         records = records_of(undisturbed.run, after=start.step, upto=undisturbed.last_step)
-        made = [record for record in records if _is_step(record)]
-        sizes = _sizes(made)
+        made = [record for record in records if is_step(record)]
+        sizes = step_sizes(made)
         stop_after, kill_in = choose_disturbance(start.step, sizes, [each.get("num_micro_batches", 0) for each in made])
         disturbed, killed = self._disturbed(stop_after, kill_in, last_step=undisturbed.last_step)
         others = records_of(disturbed.run, after=start.step, upto=undisturbed.last_step)
@@ -240,9 +242,9 @@ class Trial:
 
     def _own_log(self, records: Sequence[Mapping[str, Any]], promise: Promise, *, upto: int) -> str:
         """Say how the run's own log of these steps compares with that of the undisturbed copy."""
-        own = [each for each in records_of(self._folder, after=self._start.step, upto=upto) if _is_step(each)]
+        own = [each for each in records_of(self._folder, after=self._start.step, upto=upto) if is_step(each)]
         steps = {each["step"] for each in own}
-        again = [each for each in records if _is_step(each) and each["step"] in steps]
+        again = [each for each in records if is_step(each) and each["step"] in steps]
         if not own:
             return "has not reached these steps"
         wrong = [check for check in compared_logs(own, again, promise) if check.difference is not None]
@@ -266,19 +268,6 @@ def _made(folder: Path, segments: Sequence[Segment], *, after: int) -> Made:
         tokens={step: frozenset(digests) for step, digests in tokens.items() if step > after},
         last_step=max(tokens),
     )
-
-
-def _sizes(steps: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the rows of each step; one that was skipped logs none, and counts as many as the step before."""
-    sizes: list[int] = []
-    for record in steps:
-        sizes.append(record.get("effective_batch_size", sizes[-1] if sizes else 0))
-    return sizes
-
-
-def _is_step(record: Mapping[str, Any]) -> bool:
-    """Return whether a line is of a step, be it one that was skipped."""
-    return "learning_rate" in record or record.get("event") == "skipped"
 
 
 # The finished run keeps three checkpoints at most; the other has four while it writes one.
@@ -457,20 +446,3 @@ def choose_start(
             fix="name an earlier step with --from-step" if from_step else "try it on a longer run",
         )
     return Start(checkpoint=checkpoint, step=step, num_steps=min(steps, left))
-
-
-def choose_disturbance(start_step: int, sizes: Sequence[int], cuts: Sequence[int]) -> tuple[int | None, int]:
-    """Return the step after which the run is stopped, None where there is but one, and the one in which it is killed.
-
-    sizes: the effective batch of each step that is made, in order; cuts: its micro-batches.
-
-    Where the size changes, the run is stopped right before, and killed in the first step of the new size. Where steps
-    have several micro-batches, it is killed in one of these, so that a part of a gradient is lost.
-    """
-    num_steps = len(sizes)
-    changes = [number for number in range(1, num_steps) if sizes[number] != sizes[number - 1]]
-    before = changes[0] if changes else num_steps // 3 or min(1, num_steps - 1)
-    wanted = before if changes else before + (num_steps - before - 1) // 2
-    later = [*range(wanted, num_steps), *range(before, wanted)]
-    kill = next((number for number in later if cuts[number] > 1), wanted)
-    return (start_step + before if before else None), start_step + kill + 1

@@ -9,7 +9,7 @@ import hashlib
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -147,3 +147,20 @@ def relocated(error: InputError, folder: Path, run: Path) -> InputError:
         for problem in error.problems
     )
     return type(error)(*problems)
+
+
+def choose_disturbance(start_step: int, sizes: Sequence[int], cuts: Sequence[int]) -> tuple[int | None, int]:
+    """Return the step after which the run is stopped, None where there is but one, and the one in which it is killed.
+
+    sizes: the effective batch of each step that is made, in order; cuts: its micro-batches.
+
+    Where the size changes, the run is stopped right before, and killed in the first step of the new size. Where steps
+    have several micro-batches, it is killed in one of these, so that a part of a gradient is lost.
+    """
+    num_steps = len(sizes)
+    changes = [number for number in range(1, num_steps) if sizes[number] != sizes[number - 1]]
+    before = changes[0] if changes else num_steps // 3 or min(1, num_steps - 1)
+    wanted = before if changes else before + (num_steps - before - 1) // 2
+    later = [*range(wanted, num_steps), *range(before, wanted)]
+    kill = next((number for number in later if cuts[number] > 1), wanted)
+    return (start_step + before if before else None), start_step + kill + 1
