@@ -247,6 +247,21 @@ def test_on_a_terminal_there_is_a_bar():
     assert "step 2  validation: loss 1.2500, perplexity 3.490, token accuracy 0.5000" in text
 
 
+def test_a_step_is_put_into_words_only_where_it_is_drawn(monkeypatch):
+    """A step of a small model takes as long as its words did; the bar is drawn twice a second."""
+    amounts = []
+    monkeypatch.setattr(progress, "format_bytes", lambda amount: str(amounts.append(amount)))
+    for stream, most in ((Terminal(), 100), (io.StringIO(), 10)):
+        amounts.clear()
+        shown = TrainProgress(LiveLine(stream))
+        shown.start(first_step=0, total_steps=1000, total_samples=8000)
+        for number in range(1, 1001):
+            shown.write(step(number, loss=4.0, num_tokens=1000 * number))
+        shown.close()
+        assert len(amounts) <= most
+        assert ("step 1,000/1,000" in stream.getvalue()) == stream.isatty(), "the last one is drawn all the same"
+
+
 def test_rows_are_counted_anew_for_what_is_done_next():
     stream = Terminal()
     line = LiveLine(stream, in_notebook=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import IO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     Progress,
@@ -31,12 +33,11 @@ _SMOOTHING = 0.9  # share of the past in the loss and the speed that are shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """Hold what the line shows. With a total there is a bar, and the time that is left."""
+    """Hold what the line shows."""
 
     head: str
     text: str = ""
     done: int = 0
-    total: int | None = None
     left_s: float | None = None  # for lines without a bar, which works it out by itself
 
     def __str__(self) -> str:
@@ -51,14 +52,14 @@ class LiveLine:
         # rich's own display in notebooks needs ipywidgets; a carriage return does not, and works in every notebook.
         self._console = Console(file=stream, force_jupyter=False, highlight=False, markup=False, emoji=False)
         self._in_notebook = in_notebook
-        self._bar: Progress | None = None
-        self._has_total = False
+        self._is_terminal = self._console.is_terminal
+        self._bar: _Bar | None = None
         self._width, self._last = 0, time.monotonic()
 
     @property
     def rewrites(self) -> bool:
         """Return whether there is a line that can be rewritten."""
-        return self._in_notebook or self._console.is_terminal
+        return self._in_notebook or self._is_terminal
 
     @property
     def width(self) -> int:
@@ -71,14 +72,17 @@ class LiveLine:
         self._console.print(text, soft_wrap=True)
         self._last = time.monotonic()
 
-    def show(self, shown: Shown) -> None:
-        """Replace the line; where it cannot be rewritten, print it, but only once every `_SECONDS_BETWEEN_LINES`."""
+    def show(self, shown: Callable[[], Shown], *, total: int | None = None) -> None:
+        """Replace the line; where it cannot be rewritten, print it, but only once every `_SECONDS_BETWEEN_LINES`.
+
+        shown: is asked only for what is drawn, in another thread, too. total: adds a bar, and the time that is left.
+        """
         if self._in_notebook:
             self._rewrite(shown)
-        elif self._console.is_terminal:
-            self._draw(shown)
+        elif self._is_terminal:
+            self._draw(shown, total)
         elif time.monotonic() - self._last > _SECONDS_BETWEEN_LINES:
-            self.print(str(shown))
+            self.print(str(shown()))
 
     def clear(self) -> None:
         """Take the line away."""
@@ -87,11 +91,11 @@ class LiveLine:
             self._bar.stop()
             self._bar = None
 
-    def _rewrite(self, shown: Shown) -> None:
+    def _rewrite(self, shown: Callable[[], Shown]) -> None:
         now = time.monotonic()
         if self._width and now - self._last < 1 / _REDRAWS_PER_S:
             return
-        text = str(shown)
+        text = str(shown())
         self._console.file.write(f"\r{text.ljust(self._width)}")
         self._console.file.flush()
         self._width, self._last = len(text), now
@@ -101,19 +105,31 @@ class LiveLine:
             self._console.file.write(f"\r{' ' * self._width}\r")
             self._width = 0
 
-    def _draw(self, shown: Shown) -> None:
-        if self._bar is None or self._has_total != (shown.total is not None):
+    def _draw(self, shown: Callable[[], Shown], total: int | None) -> None:
+        if self._bar is None or self._bar.total != total:
             self.clear()
-            self._has_total = shown.total is not None
-            self._bar = Progress(
-                *_columns(has_total=self._has_total),
-                console=self._console,
-                refresh_per_second=_REDRAWS_PER_S,
-                transient=True,
-            )
-            self._task = self._bar.add_task(shown.text, total=shown.total, completed=shown.done, head=shown.head)
+            self._bar = _Bar(shown, total=total, console=self._console)
             self._bar.start()
-        self._bar.update(self._task, completed=shown.done, description=shown.text, head=shown.head)
+        self._bar.shown = shown
+
+
+class _Bar(Progress):
+    """Ask for what it shows when it is drawn, `_REDRAWS_PER_S`, and not as often as there is something new."""
+
+    def __init__(self, shown: Callable[[], Shown], *, total: int | None, console: Console) -> None:
+        self.shown, self.total = shown, total
+        self._drawn: Callable[[], Shown] | None = shown  # until there is a task
+        columns = _columns(has_total=total is not None)
+        super().__init__(*columns, console=console, refresh_per_second=_REDRAWS_PER_S, transient=True)
+        self._task, self._drawn = self.add_task("", total=total, head=""), None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        # At 0 so far, the first update sets the beginning of the speed: earlier sessions' steps do not count in it.
+        if self._drawn is not self.shown:
+            self._drawn = self.shown
+            shown = self._drawn()
+            self.update(self._task, completed=shown.done, description=shown.text, head=shown.head)
+        return super().get_renderables()
 
 
 def _columns(*, has_total: bool) -> tuple[ProgressColumn, ...]:
@@ -139,7 +155,7 @@ class TrainProgress:
         self._started = time.monotonic()
         self._line.clear()
         if self._line.rewrites:
-            self._line.show(Shown(head=f"step {first_step:,}{self._of_steps}"))
+            self._line.show(lambda: Shown(head=f"step {first_step:,}{self._of_steps}"))
 
     def write(self, record: Record) -> None:
         if record.get("split") == "train" and "learning_rate" in record:
@@ -159,26 +175,24 @@ class TrainProgress:
 
     def _step(self, record: Record) -> None:
         self._loss = record["loss"] + (_SMOOTHING if self._steps_here else 0.0) * (self._loss - record["loss"])
-        speed = ""
         if self._tokens is not None:
             tokens_per_s = (record["num_tokens"] - self._tokens) / record["seconds"]
             keep = _SMOOTHING if self._steps_here > 1 else 0.0  # the first step is slower than all others
             self._tokens_per_s = tokens_per_s + keep * (self._tokens_per_s - tokens_per_s)
-            speed = f"  {self._tokens_per_s:,.0f} tokens/s"
         self._tokens = record["num_tokens"]
         self._steps_here += 1
         self._samples_here += record["effective_batch_size"]
-        samples_left = self._total_samples - record["num_samples"]
-        shown = Shown(
+        left_s = (time.monotonic() - self._started) / self._samples_here * (self._total_samples - record["num_samples"])
+        self._line.show(partial(self._shown, record, self._loss, self._tokens_per_s, left_s), total=self._total_samples)
+
+    def _shown(self, record: Record, loss: float, tokens_per_s: float, left_s: float) -> Shown:
+        speed = f"  {tokens_per_s:,.0f} tokens/s" if tokens_per_s else ""
+        return Shown(
             head=f"step {record['step']:,}{self._of_steps}",
-            text=f"loss {self._loss:.4f}{speed}  {format_bytes(record['peak_bytes'])}",
+            text=f"loss {loss:.4f}{speed}  {format_bytes(record['peak_bytes'])}",
             done=record["num_samples"],
-            total=self._total_samples,
-            left_s=(time.monotonic() - self._started) / self._samples_here * samples_left,
+            left_s=left_s,
         )
-        if self._steps_here == 1 and self._line.rewrites:  # earlier sessions' steps must not count in this one's speed
-            self._line.show(replace(shown, done=record["num_samples"] - record["effective_batch_size"]))
-        self._line.show(shown)
 
 
 class RowProgress:
@@ -191,13 +205,16 @@ class RowProgress:
         """Begin another activity, of which no row is done yet."""
         self._doing, self._num_rows = doing, 0
         if self._line.rewrites:
-            self._line.show(Shown(head=doing))
+            self._line.show(self._shown)
 
     def advance(self, num_rows: int) -> None:
         """Count so many more rows as done."""
         self._num_rows += num_rows
-        rows = format_count(self._num_rows, "row")
-        self._line.show(Shown(head=self._doing, text=rows) if self._doing else Shown(head=rows))
+        self._line.show(self._shown)
+
+    def _shown(self) -> Shown:
+        rows = format_count(self._num_rows, "row") if self._num_rows else ""
+        return Shown(head=self._doing, text=rows) if self._doing else Shown(head=rows)
 
 
 def event_line(record: Record) -> str | None:
