@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from brim.batching import GradientStep, Part, StepOutcome
 from brim.batching.growth import NUM_GROUPS, NoiseMeasurement
 from brim.batching.memory import OutOfMemory, attempt, random_states, restore_random_states
-from brim.data.tokens import TokenRows, collate
+from brim.data.tokens import TokenRow, collate
 from brim.models import LLM
 from brim.models.loss import next_token_loss
 from brim.train.job import TrainJob
@@ -41,20 +41,21 @@ class Gradient:
         self.noise: NoiseMeasurement | None = None  # of the last sum; None: not measured, or there was nothing to say
         self._job = job
         self._scaler = scaler
-        self._pass = MicroBatchPass(llm=job.llm, rows=job.rows, pad_id=job.pad_id, scaler=scaler)
+        self._pass = MicroBatchPass(llm=job.llm, pad_id=job.pad_id, scaler=scaler)
         self._on_event = on_event
         self._parameters = [p for p in job.llm.model.parameters() if p.requires_grad]
         self._indices: NDArray[np.intp] = np.zeros(0, dtype=np.intp)  # of the effective batch among the job's rows
+        self._rows: Sequence[TokenRow] = ()  # of it
         self._num_supervised = 0  # tokens of it
         self._number = 0  # of the step
-        self._last = self._indices  # rows that went into the model last
+        self._last = self._indices  # positions in the effective batch of the rows that went into the model last
         job.llm.model.train()  # whole: an adapter in training mode may stand around a base that is not
         # No module: language models keep no running averages, and a rotary embedding that grows with the longest row
         # seen keeps that length beside its buffer, which would be put back alone.
         self._step = GradientStep(
             cutter=job.cutter,
             parameters=self._parameters,
-            backward=lambda positions: self._backward(self._indices[positions]),
+            backward=self._backward,
             on_event=self._hear,
             name_row=lambda position: f"row {int(job.rows.keys[self._indices[position]])} (numbered from 0)",
         )
@@ -69,6 +70,7 @@ class Gradient:
         Raises OutOfMemoryError when a row alone runs out of memory; no gradient is left then.
         """
         self._indices, self._num_supervised, self._number = indices, num_supervised, step
+        self._rows = list(self._job.rows.take(indices))  # at once: between passes of the model each takes far longer
         self.noise = None
         if not self._job.llm.model.training:  # after an evaluation; it takes milliseconds where there are many layers
             self._job.llm.model.train()
@@ -126,17 +128,18 @@ class Gradient:
 
     def _is_finite(self, part: Part) -> bool:
         self.drop()
-        self._backward(self._rows_of(part))
+        self._backward(part.micro_batch.rows)
         return all(bool(p.grad.isfinite().all()) for p in self._parameters if p.grad is not None)
 
-    def _backward(self, rows: NDArray[np.intp]) -> Tensor:
+    def _backward(self, positions: NDArray[np.intp]) -> Tensor:
         """Add the gradient of one micro-batch; return its part of the batch's mean loss, a scalar."""
-        self._last = rows
+        self._last = positions
+        rows = [self._rows[position] for position in positions.tolist()]
         return self._pass(rows, self._num_supervised, step=self._number)
 
     def _hear(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "oom":
-            event = {**event, "rows": [int(key) for key in self._job.rows.keys[self._last]]}
+            event = {**event, "rows": [int(key) for key in self._job.rows.keys[self._indices[self._last]]]}
         self._on_event(event)
 
 
@@ -227,18 +230,16 @@ class MicroBatchPass:
     """Run some rows forward and backward; gradients are added to those that the weights have."""
 
     llm: LLM
-    rows: TokenRows
     pad_id: int
     scaler: torch.amp.GradScaler  # of the loss, where arithmetic is fp16; not enabled elsewhere
 
-    def __call__(self, rows: NDArray[np.intp], num_supervised: int, *, step: int) -> Tensor:
+    def __call__(self, rows: Sequence[TokenRow], num_supervised: int, *, step: int) -> Tensor:
         """Add the rows' gradient; return their part of the mean loss over `num_supervised` tokens, on the device.
 
-        rows: positions among all rows. num_supervised: supervised tokens of the whole effective batch. step: its
-        number, for the dropout.
+        num_supervised: supervised tokens of the whole effective batch. step: its number, for the dropout.
         """
         llm = self.llm
-        batch = collate([self.rows[int(i)] for i in rows], pad_id=self.pad_id).to(llm.device)
+        batch = collate(rows, pad_id=self.pad_id).to(llm.device)
         with self._dropout_of(rows, step):
             with llm.precision.autocast(llm.device):
                 loss = next_token_loss(
@@ -248,12 +249,11 @@ class MicroBatchPass:
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def _dropout_of(self, rows: NDArray[np.intp], step: int) -> AbstractContextManager[None]:
+    def _dropout_of(self, rows: Sequence[TokenRow], step: int) -> AbstractContextManager[None]:
         """Return the dropout of these rows, for the backward pass, too: recomputed activations want the same masks."""
         if self.llm.row_dropout is None:
             return nullcontext()
-        keys, lengths = self.rows.keys[rows].tolist(), self.rows.lengths[rows].tolist()
-        return self.llm.row_dropout.of_rows(keys, lengths, step=step)
+        return self.llm.row_dropout.of_rows([row.key for row in rows], [len(row.input_ids) for row in rows], step=step)
 
     def _gradient_scale(self, num_supervised: int) -> Tensor | None:
         """Return what the backward pass multiplies the loss sum's gradient by, where fp16 needs it beforehand."""

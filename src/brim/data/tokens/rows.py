@@ -7,6 +7,7 @@ are tokens.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -35,6 +36,8 @@ class Batch:
     num_logits: int  # logits are needed at this many positions, the last ones: before them, all rows are prompt
 
     def to(self, device: torch.device) -> Batch:
+        if self.input_ids.device == device:
+            return self
         return Batch(
             input_ids=_move(self.input_ids, device),
             targets=_move(self.targets, device),
@@ -60,22 +63,23 @@ def collate(rows: Iterable[TokenRow], *, pad_id: int) -> Batch:
     import torch  # here, since `brim check` needs the rest of this file alone
 
     rows = list(rows)
-    longest = max((len(row.input_ids) for row in rows), default=0)
-    input_ids = np.full((len(rows), longest), pad_id, dtype=np.int64)
+    longest = max([len(row.input_ids) for row in rows], default=0)
+    input_ids = np.empty((len(rows), longest), dtype=np.int64)
+    input_ids.fill(pad_id)
     supervised = np.zeros(input_ids.shape, dtype=np.bool_)
     for number, row in enumerate(rows):
         length = len(row.input_ids)
         input_ids[number, :length] = row.input_ids
         supervised[number, 1:length] = row.supervised[1:]
-    target_rows, target_columns = np.nonzero(supervised)
-    before = target_columns - 1  # a token is predicted at the position before it
-    first = int(before.min()) if len(before) else 0
-    num_logits = input_ids.shape[1] - first
+    places = np.flatnonzero(supervised)
+    target_rows, target_columns = np.divmod(places, longest)
+    first = int(target_columns.min()) - 1 if len(places) else 0  # a token is predicted at the position before it
+    num_logits = longest - first
     return Batch(
         input_ids=torch.from_numpy(input_ids),
-        targets=torch.from_numpy(input_ids[target_rows, target_columns]),
-        target_rows=torch.from_numpy(target_rows.astype(np.int64)),
-        logit_positions=torch.from_numpy((target_rows * num_logits + before - first).astype(np.int64)),
+        targets=torch.from_numpy(input_ids.take(places)),
+        target_rows=torch.from_numpy(target_rows),
+        logit_positions=torch.from_numpy(target_rows * num_logits + target_columns - (1 + first)),
         num_logits=num_logits,
     )
 
@@ -220,7 +224,7 @@ class TokenRows(Sequence[TokenRow]):
         if isinstance(position, slice):
             return self.take(np.arange(len(self))[position])
         index = int(self._indices[position])
-        chunk_number = int(np.searchsorted(self._ends, index, side="right"))
+        chunk_number = bisect_right(self._ends, index)
         chunk = self._chunks[chunk_number]
         return chunk.row(index - (int(self._ends[chunk_number]) - chunk.num_rows))
 

@@ -292,11 +292,11 @@ class Trial:
     """Try micro-batches of real rows as within a step: with gradients, and a placeholder for the optimizer's state."""
 
     def __init__(self, request: PlanRequest, llm: LLM, pad_id: int, *, state_bytes: int) -> None:
-        self._lengths, self._num_supervised = request.rows.lengths, request.rows.num_supervised
+        self._rows, self._lengths = request.rows, request.rows.lengths
         self._llm, self._state_bytes = llm, state_bytes
         self._is_warm = False
         scaler = torch.amp.GradScaler(llm.device.type, enabled=False)
-        self._pass = MicroBatchPass(llm=llm, rows=request.rows, pad_id=pad_id, scaler=scaler)
+        self._pass = MicroBatchPass(llm=llm, pad_id=pad_id, scaler=scaler)
 
     def probe(self, rows: int, tokens: int) -> Probe:
         """Try a shape. Its peak is in bytes allocated, as a plan counts them."""
@@ -370,7 +370,7 @@ class Trial:
 
     def _forward_backward(self, rows: NDArray[np.intp]) -> None:
         self._llm.model.train()
-        self._pass(rows, max(int(self._num_supervised[rows].sum()), 1), step=0)
+        self._pass(self._rows.take(rows), max(int(self._rows.num_supervised[rows].sum()), 1), step=0)
 
 
 def counted_state_bytes(trainer: FinetuneTrainer, model: nn.Module) -> int:
