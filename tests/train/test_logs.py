@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from brim.batching import MicroBatch
@@ -242,6 +243,29 @@ def test_a_session_that_goes_on_hides_what_an_interrupted_one_wrote_after_its_ch
         assert ("train/loss", last) in scalars(tmp_path)
     losses = {number: value for (tag, number), value in scalars(tmp_path).items() if tag == "train/loss"}
     assert losses == {number: 1.0 if number <= 3 else 2.0 for number in range(1, 9)}
+
+
+def test_events_are_written_together_and_no_record_of_a_run_that_ends_is_left_behind(tmp_path, monkeypatch):
+    """Written one by one, events took more of a small model's step than all other logs."""
+    written, write = [], EventsWriter.write_event
+    monkeypatch.setattr(EventsWriter, "write_event", lambda self, event: written.append(event) or write(self, event))
+    log = TensorBoardLog(tmp_path)
+    log.start(first_step=0, total_steps=600, total_samples=2400)
+    log.write(step(1, 1.0, tokens=10, supervised=4))
+    assert "train/loss" in {tag for tag, _ in scalars(tmp_path)}, "the first record is shown at once"
+    del written[:]
+    for number in range(2, 601):
+        log.write(step(number, 1.0, tokens=10, supervised=4))
+        assert len(written) in (0, 256, 512)
+    assert len(written) == 512, "some thousands of steps in 30 s are not held until then"
+    times = [event.wall_time for event in written]
+    assert times == sorted(times)
+    assert times[0] < times[-1], "each has its own time"
+    log.sync()
+    assert len(written) == 599
+    log.write(step(601, 1.0, tokens=10, supervised=4))
+    log.close()
+    assert [number for tag, number in scalars(tmp_path) if tag == "train/loss"] == list(range(1, 602))
 
 
 # What steps took against what was predicted

@@ -56,7 +56,7 @@ class MetricsLog:
 
     def write(self, record: Record) -> None:
         assert self._file is not None, "write before start"
-        line = json.dumps({name: _plain(value) for name, value in record.items()}).encode() + b"\n"
+        line = _as_json(record).encode() + b"\n"
         with writing(self._path.name, self._path):
             self._file.write(line)
             self._file.flush()
@@ -99,8 +99,18 @@ def _step_of(line: bytes) -> float:
         return math.inf
 
 
+_STRICT = json.JSONEncoder(allow_nan=False)
+
+
+def _as_json(record: Record) -> str:
+    """Return a line with null for NaN and infinity, which JSON does not have."""
+    try:
+        return _STRICT.encode({**record})
+    except ValueError:
+        return json.dumps({name: _plain(value) for name, value in record.items()})
+
+
 def _plain(value: Any) -> Any:
-    """Return None for NaN and infinity, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -158,17 +168,22 @@ _NOT_SCALARS = ("step", "split", "event")
 _SHOWN_WITHIN_S = 30
 
 
+_MOST_WAITING = 256  # records
+
+
 class TensorBoardLog:
     """Write each field as a scalar `<split>/<field>`, of an evaluation of the training rows `train_evaluation/<field>`.
 
-    Other events are left to metrics.jsonl. Raises WriteError where the file cannot be written. tensorboardX's
-    SummaryWriter is not used: it writes in a thread, which ends when the disk is full, and the run would wait for ever.
+    Other events are left to metrics.jsonl. Raises WriteError where the file cannot be written. Records wait for others:
+    by itself, between passes of the model, each takes four times as long. tensorboardX's SummaryWriter is not used: it
+    writes in a thread, which ends when the disk is full, and the run would wait for ever.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writer: Any = None
         self._synced_at_s = 0.0
+        self._waiting: list[tuple[float, Record]] = []  # each with its time of day
 
     @property
     def is_there(self) -> bool:
@@ -187,42 +202,55 @@ class TensorBoardLog:
             number = len(list(self._folder.glob("events.*")))
             self._writer = EventsWriter(str(self._folder / "events"), f".{number}")
         # Hides what an interrupted session wrote after the checkpoint that this one continues.
-        self._add(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
+        self._add(wall_time=time.time(), step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, record: Record) -> None:
         if self._writer is None or ("split" not in record and record["event"] != "point"):
             return
-        from tensorboardX.proto.summary_pb2 import Summary
-
-        group = _group(record)
-        scalars = [
-            Summary.Value(tag=f"{group}/{name}", simple_value=value)
-            for name, value in record.items()
-            if name not in _NOT_SCALARS and isinstance(value, (int, float))
-        ]
-        self._add(step=record["step"], summary=Summary(value=scalars))  # one event a record: each has its price
+        self._waiting.append((time.time(), {**record}))
         if time.monotonic() - self._synced_at_s > _SHOWN_WITHIN_S:
             self.sync()
+        elif len(self._waiting) == _MOST_WAITING:
+            self._write_waiting()
 
     def sync(self) -> None:
         """Return once all events are on the disk."""
         if self._writer is None:
             return
+        self._write_waiting()
         with self._writing():
             self._writer.flush()
         self._synced_at_s = time.monotonic()
 
     def close(self) -> None:
-        if self._writer is not None:
+        if self._writer is None:
+            return
+        try:
+            self._write_waiting()
+        finally:
             writer, self._writer = self._writer, None
             with self._writing():
                 writer.close()
+
+    def _write_waiting(self) -> None:
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        waiting, self._waiting = self._waiting, []
+        for wall_time, record in waiting:
+            group = _group(record)
+            scalars = [
+                Summary.Value(tag=f"{group}/{name}", simple_value=value)
+                for name, value in record.items()
+                if name not in _NOT_SCALARS and isinstance(value, (int, float))
+            ]
+            # One event a record: each has its price.
+            self._add(wall_time=wall_time, step=record["step"], summary=Summary(value=scalars))
 
     def _add(self, **content: Any) -> None:
         from tensorboardX.proto.event_pb2 import Event
 
         with self._writing():
-            self._writer.write_event(Event(wall_time=time.time(), **content))
+            self._writer.write_event(Event(**content))
 
     def _writing(self) -> AbstractContextManager[None]:
         return writing("the TensorBoard file", self._folder)
