@@ -56,7 +56,7 @@ class MetricsLog:
 
     def write(self, record: Record) -> None:
         assert self._file is not None, "write before start"
-        line = _as_json(record).encode() + b"\n"
+        line = json.dumps({name: _plain(value) for name, value in record.items()}).encode() + b"\n"
         with writing(self._path.name, self._path):
             self._file.write(line)
             self._file.flush()
@@ -99,18 +99,8 @@ def _step_of(line: bytes) -> float:
         return math.inf
 
 
-_STRICT = json.JSONEncoder(allow_nan=False)
-
-
-def _as_json(record: Record) -> str:
-    """Return a line with null for NaN and infinity, which JSON does not have."""
-    try:
-        return _STRICT.encode({**record})
-    except ValueError:
-        return json.dumps({name: _plain(value) for name, value in record.items()})
-
-
 def _plain(value: Any) -> Any:
+    """Return None for NaN and infinity, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
