@@ -47,11 +47,15 @@ _KIND = "traces"
 _KEPT_RECORDINGS = 16  # of about 10 MB each for a model of 32 layers
 
 
+Names: TypeAlias = tuple[str, ...]
+
+
 class TracedWorkload(Protocol):
     """Describe what brim runs, and how it is traced."""
 
     config: ConfigWorkload
     facts: Mapping[str, object]  # all that its traces depend on, beside the device and the versions
+    names: tuple[Names, Names]  # of the numbers and the work that are found: whatever the shape, and of a shape
 
     def record(self, shape: Key) -> Recording:
         """Return the recording of one shape."""
@@ -264,7 +268,7 @@ class Traces:
         if self._cache is None or saved is None:
             return Known()
         try:
-            return _parsed(saved)
+            return _parsed(saved, self.workload.names)
         except (ValueError, TypeError, KeyError, AttributeError):
             self._cache.refuse(self._name)
             return Known()
@@ -378,8 +382,9 @@ def _as_json(known: Known) -> dict[str, Any]:
     }
 
 
-def _parsed(saved: Any) -> Known:
-    return Known(
+def _parsed(saved: Any, names: tuple[Names, Names]) -> Known:
+    """Return what `_as_json` gave; of anything else an error. names: of a workload's numbers and work."""
+    known = Known(
         found={
             tuple(_whole(number) for number in shape): Found(
                 {str(name): _whole(value) for name, value in numbers.items()},
@@ -389,6 +394,10 @@ def _parsed(saved: Any) -> Known:
         },
         overheads_bytes={str(key): _whole(value) for key, value in saved["overheads_bytes"].items()},
     )
+    for shape, found in known.found.items():
+        if (*found.numbers, *found.work) != names[bool(shape)]:
+            raise KeyError(shape)
+    return known
 
 
 def _places(work: WorkCount) -> list[list[Any]]:

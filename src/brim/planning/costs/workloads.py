@@ -34,10 +34,16 @@ from brim.memory.trace import (
 from brim.models.loss import chunk_rows, fullest_chunks
 from brim.planning.costs.sampling import LEAST_TOKENS, sampled_length, short_length
 from brim.planning.costs.time import fewest_near_least, roofline
-from brim.planning.costs.traces import Found, Key, Traces, undisturbed
+from brim.planning.costs.traces import Found, Key, Names, Traces, undisturbed
 from brim.storage import source_digest
 
 _SMALLEST = (1, LEAST_TOKENS)
+
+
+_OF_PASS = ("peak", "pass")
+
+
+_OF_GENERATION = ("loaded", "load_peak", "held", "prefill", "step", "prefill", "step")
 
 
 class TrainingSteps:
@@ -52,6 +58,11 @@ class TrainingSteps:
     later ones; load: the peak while the weights are loaded; chunk_positions: of a full chunk of the loss, 0 where all
     logits are there at once.
     """
+
+    names: tuple[Names, Names] = (
+        ("static", "state", "unrecorded", "first_update", "update", "load", "chunk_positions", "update"),
+        _OF_PASS,
+    )
 
     def __init__(self, config: ConfigWorkload, *, is_single: bool = False) -> None:
         traced = config.training()
@@ -123,6 +134,8 @@ class TrainingSteps:
 class ForwardPasses:
     """Trace passes that score rows, without gradients. Its numbers are those of `TrainingSteps` but the optimizer's."""
 
+    names: tuple[Names, Names] = (("static", "unrecorded", "load", "chunk_positions"), _OF_PASS)
+
     def __init__(self, config: ConfigWorkload) -> None:
         self.config = config
         self.facts: Mapping[str, object] = {**config.facts, "phase": _PASS}
@@ -182,6 +195,8 @@ class SlotsGeneration:
     adds.
     """
 
+    names: tuple[Names, Names] = ((), _OF_GENERATION)
+
     def __init__(self, config: ConfigWorkload) -> None:
         self.config = config
         self.facts: Mapping[str, object] = _generation_facts(config, engine="slots")
@@ -226,6 +241,8 @@ class StaticGeneration:
 
     The numbers are those of `SlotsGeneration`; all that it adds to the weights counts as the step's, nothing as held.
     """
+
+    names: tuple[Names, Names] = ((), _OF_GENERATION)
 
     def __init__(self, config: ConfigWorkload) -> None:
         self.config = config
