@@ -17,11 +17,15 @@ from brim.storage import secrets_of_environment
 _INTERRUPTED = 130
 
 
-# Libraries would do this unasked: send statistics, fetch and run compiled code, have weights converted elsewhere.
-_SWITCHED_OFF = {
+# Libraries would do this unasked: send statistics, fetch and run compiled code, have weights converted elsewhere; keep
+# a thousand kernels of oneDNN's on a CPU, and as many of PyTorch's for it, each for one shape of a product in bf16. A
+# micro-batch uses some thirty. oneDNN reads the older DNNL_ name where the user has not set ONEDNN_'s.
+_UNLESS_SET = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "USE_HUB_KERNELS": "NO",
     "DISABLE_SAFETENSORS_CONVERSION": "true",
+    "DNNL_PRIMITIVE_CACHE_CAPACITY": "64",
+    "LRU_CACHE_CAPACITY": "64",
 }
 
 
@@ -43,7 +47,7 @@ def main() -> None:
     # These warnings are for programmers; a user can do nothing about them.
     warnings.simplefilter("ignore", FutureWarning)
     warnings.simplefilter("ignore", DeprecationWarning)
-    for name, value in _SWITCHED_OFF.items():
+    for name, value in _UNLESS_SET.items():
         os.environ.setdefault(name, value)
     _let_segments_grow()
     if isinstance(sys.stdout, TextIOWrapper):
