@@ -1,11 +1,11 @@
-"""Measure how much memory brim takes for data: checking, training and predicting read it; none should hold it.
+"""Measure how much memory brim's commands take for data, which none should hold.
 
-    python -m benchmarks.data_memory --bytes 200000000
+    python -m benchmarks.data_memory --bytes 1000000000
 
-Each format is read by a process of its own, which prepares the rows as the command does; what it takes is its anonymous
-memory (a copy of the data that is mapped from disk can be given back at any time), seen every few milliseconds from
-outside, over that of the same process on a few rows. A sample of the rows is tokenized, so that what is measured is
-the reading. Training reads and prepares as planning does.
+`brim check`, `plan`, `train` and `predict` run as people run them, on a file of each format. What a command takes is
+its anonymous memory (a copy of the data that is mapped from disk can be given back at any time), seen every few
+milliseconds from outside, over that of the same command on a few rows. All rows are read; a sample of them is tokenized
+and trained on or answered, so that what is measured is the reading.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import csv
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -25,15 +24,30 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from faults.workshop import as_yaml, make_base
 
 from benchmarks.report import print_table, write_report
 
 GOAL_BYTES = 350 * 2**20
 FORMATS = ("jsonl", "json", "csv", "parquet")
-VERBS = ("check", "train", "predict")
+VERBS = {
+    "check": [],
+    "plan": [],
+    "train": ["--output-directory", "run"],
+    "predict": ["--split", "test", "--output", "predicted.jsonl"],
+}
 _WORDS = ("measure", "large", "data", "before", "it", "is", "read", "whole", "über", "café")
 _ANSWER_WORDS = 20
 _BATCH_ROWS = 1000
+_CONFIG = {
+    "model_type": "llm",
+    "base_model": "./base",
+    "input_features": [{"name": "q", "type": "text"}],
+    "output_features": [{"name": "a", "type": "text"}],
+    "adapter": {"type": "lora", "r": 2},
+    "generation": {"max_new_tokens": 2, "do_sample": False},
+    "trainer": {"type": "finetune", "train_steps": 2, "batch_size": 4, "effective_batch_size": 4},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,26 +72,50 @@ def write_data(path: Path, num_bytes: int, *, row_characters: int = 600) -> None
     writers[path.suffix](path, _batches(num_bytes, row_characters))
 
 
-def peak_of(verb: str, path: Path, *, num_rows: int, spill_bytes: int | None = None) -> tuple[int, float]:
-    """Return the anonymous bytes at the peak of a process that prepares a file, and its CPU seconds.
+# Runs the command line and tells its CPU seconds on its last line of stderr.
+_RUN = """
+import resource, sys
+from brim.cli import main
+from brim.data.read import spill
+spill.SPILL_BYTES = int(sys.argv.pop(1)) or spill.SPILL_BYTES
+try:
+    main()
+finally:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print(used.ru_utime + used.ru_stime, file=sys.stderr)
+"""
 
-    num_rows: a sample that is tokenized. spill_bytes: of data that may stay in memory; None: as brim has it.
+
+def peak_of(verb: str, path: Path, *, num_rows: int, spill_bytes: int = 0) -> tuple[int, float]:
+    """Return the anonymous bytes at the peak of a command on a file, and its CPU seconds.
+
+    num_rows: a sample that is tokenized. spill_bytes: of data that may stay in memory; 0: as brim has it.
     """
-    with tempfile.TemporaryDirectory() as cache:
-        line = [sys.executable, "-m", "benchmarks.data_memory", "--prepare", verb, str(path), str(num_rows)]
-        line += [] if spill_bytes is None else ["--spill", str(spill_bytes)]
-        process = subprocess.Popen(line, env={**os.environ, "BRIM_CACHE_DIR": cache}, stdout=subprocess.PIPE, text=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_base(folder / "base", max_position_embeddings=1024)
+        config = {**_CONFIG, "preprocessing": {"sample_size": num_rows}}
+        (folder / "config.yaml").write_text(as_yaml(config), encoding="utf-8")
+        line = [sys.executable, "-c", _RUN, str(spill_bytes), verb, "config.yaml", "--dataset", str(path)]
+        process = subprocess.Popen(
+            [*line, *VERBS[verb]],
+            cwd=folder,
+            env={**os.environ, "BRIM_CACHE_DIR": str(folder / "cache")},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         peak = 0
         while process.poll() is None:
             peak = max(peak, _anonymous_bytes(process.pid))
             time.sleep(0.005)
-        out, _ = process.communicate()
+        _, told = process.communicate()
     if process.returncode:
-        raise RuntimeError(f"{verb} of {path.name} ended with {process.returncode}")
-    return peak, float(json.loads(out)["cpu_s"])
+        raise RuntimeError(f"{verb} of {path.name} ended with {process.returncode}: {told}")
+    return peak, float(told.splitlines()[-1])
 
 
-def growth_of(verb: str, path: Path, *, num_rows: int, spill_bytes: int | None = None) -> Measured:
+def growth_of(verb: str, path: Path, *, num_rows: int, spill_bytes: int = 0) -> Measured:
     """Return what a file takes over what a few rows of it take."""
     with tempfile.TemporaryDirectory() as folder:
         few = Path(folder) / f"few{path.suffix}"
@@ -95,13 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--bytes", type=int, default=10**9, help="of each file, as text")
     parser.add_argument("--rows", type=int, default=1000, help="that are tokenized")
     parser.add_argument("--formats", nargs="+", default=FORMATS, choices=FORMATS)
-    parser.add_argument("--prepare", nargs=3, metavar=("VERB", "FILE", "ROWS"), help=argparse.SUPPRESS)
-    parser.add_argument("--spill", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
-    if asked.prepare:
-        verb, file, num_rows = asked.prepare
-        _prepare(verb, Path(file), int(num_rows), asked.spill)
-        return
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for ending in asked.formats:
@@ -116,55 +148,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print_table(f"{asked.bytes:,} bytes of data", ("", "memory", "CPU"), rows)
     figures = {"goal_bytes": GOAL_BYTES, "num_rows_tokenized": asked.rows, "measured": [asdict(each) for each in found]}
     write_report("data_memory", figures=figures, num_threads=1)
-
-
-def _prepare(verb: str, path: Path, num_rows: int, spill_bytes: int | None) -> None:
-    """Do what a command does with data, in this process."""
-    from brim.config.schema import Config
-    from brim.data import check_data, prepare, prompts_of
-    from brim.data.read import read, spill
-    from brim.data.tokens import load_encoder
-    from brim.models.folders import locate
-
-    if spill_bytes is not None:
-        spill.SPILL_BYTES = spill_bytes
-    with tempfile.TemporaryDirectory() as folder:
-        encoder = load_encoder(locate(str(_tokenizer(Path(folder))), initialize="random"))
-        config = Config.model_validate(
-            {
-                "base_model": "base",
-                "input_features": [{"name": "q", "type": "text"}],
-                "output_features": [{"name": "a", "type": "text"}],
-                "preprocessing": {"sample_size": num_rows},
-                "trainer": {"type": "finetune"},
-                "adapter": "lora",
-            }
-        )
-        source = read(path)
-        if verb == "check":
-            check_data(config, source, encoder, context_length=None)
-        elif verb == "train":
-            prepare(source, config, encoder, context_length=None)
-        else:
-            prompts_of(source, config, encoder, only="test")
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    print(json.dumps({"cpu_s": usage.ru_utime + usage.ru_stime}))
-
-
-def _tokenizer(folder: Path) -> Path:
-    """Return the folder of a base model without weights whose tokens are bytes."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(special_tokens=["</s>"], initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator([], trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}', encoding="utf-8")
-    return folder
 
 
 def _anonymous_bytes(process: int) -> int:
