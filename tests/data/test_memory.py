@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import gc
 import json
+import subprocess
+import sys
 import tempfile
 import tracemalloc
 from collections.abc import Callable
@@ -61,6 +63,20 @@ def peak_bytes(work: Callable[[], Any]) -> int:
 def test_a_file_is_never_in_memory_whole(file, ending):
     path = file(ending)
     assert peak_bytes(lambda: read(path)) < 0.3 * FILE_BYTES
+
+
+@pytest.mark.process
+def test_a_large_object_of_columns_says_how_to_write_lines_which_hold_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(read_json, "SPILL_BYTES", 10)
+    path = tmp_path / "the data.json"
+    path.write_text(json.dumps({"q": ["é", None], "n": [1, 2.5]}, ensure_ascii=False), encoding="utf-8")
+    source = read(path)
+    (note,) = source.notes
+    command = note.partition("write them with: python")[2]
+    subprocess.run(["sh", "-c", f"{sys.executable}{command}"], check=True)
+    assert read(path.with_suffix(".jsonl")).table.equals(source.table)
+    monkeypatch.undo()
+    assert read(path).notes == ()
 
 
 @pytest.mark.process

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,8 +22,9 @@ from brim.data.read.columns import Locate, Record, is_text, kind_of, problem_of_
 from brim.data.read.encoding import UndecodableText, require_utf8
 from brim.data.read.ledger import Unreadable
 from brim.data.read.source import Source, row_number, source_of
-from brim.data.read.spill import Faults, kept_or
+from brim.data.read.spill import SPILL_BYTES, Faults, kept_or
 from brim.errors import DataError, Problem
+from brim.units import format_bytes
 
 _BLANK = " \t\r\n"
 
@@ -59,6 +62,7 @@ def read_json(path: Path) -> Source:
         first, second = sign + next(filled, ""), next(filled, None)
     if second is not None and _is_object(first):
         return read_jsonl(path)
+    del first  # of a file without line breaks it is all of the text
     require_utf8(path)
     return _read_columns(path)
 
@@ -263,6 +267,25 @@ def _is_object(line: str) -> bool:
 
 
 def _read_columns(path: Path) -> Source:
+    source = read_columns(_columns(path), name=path.name)
+    num_bytes = path.stat().st_size
+    if num_bytes <= SPILL_BYTES:
+        return source
+    note = (
+        f"{path.name} is one object of columns ({format_bytes(num_bytes)}): it is held in memory, several times while "
+        f"it is read. JSON lines are not; write them with: python -c {shlex.quote(_TO_LINES)} "
+        f"{shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.jsonl')))}"
+    )
+    return replace(source, notes=(note,))
+
+
+_TO_LINES = (
+    "import json, sys; columns = json.load(open(sys.argv[1], encoding='utf-8-sig')); "
+    "[print(json.dumps(dict(zip(columns, row)))) for row in zip(*columns.values())]"
+)
+
+
+def _columns(path: Path) -> dict[str, list[Any]]:
     text = path.read_text(encoding="utf-8-sig")
     if not text.strip(_BLANK):
         raise DataError(what="the file is empty", where=path.name, expected="at least one row of data")
@@ -275,7 +298,7 @@ def _read_columns(path: Path) -> Source:
     if not isinstance(value, dict) or not all(isinstance(column, list) for column in value.values()):
         found = "an object whose values are not lists" if isinstance(value, dict) else kind_of(value)
         raise DataError(what=f"the file holds {found}", where=path.name, expected=_LIST_OR_COLUMNS)
-    return read_columns(value, name=path.name)
+    return value
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
