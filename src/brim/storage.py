@@ -18,6 +18,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -172,12 +173,20 @@ def mark_used(path: Path) -> None:
         os.utime(path)
 
 
+_ABANDONED_S = 24 * 3600
+
+
 def forget_oldest(folder: Path, pattern: str = "*.json", *, most_bytes: int = _MOST_BYTES) -> None:
     """Remove the entries of a folder that were used longest ago, until the others take no more than this.
 
     One that alone takes more goes, too, and no other goes for it. pattern: of the entries' names; an entry is a file,
-    or a folder with a manifest and all that is in it. What else lies there is not brim's.
+    or a folder with a manifest and all that is in it. What killed writes left goes after a day. What else lies there is
+    not brim's.
     """
+    for unfinished in (each for ending in ("tmp", "old") for each in folder.glob(f".*.{ending}")):
+        with suppress(OSError, ValueError):  # another process was quicker
+            if time.time() - max(each.stat().st_mtime for each in (unfinished, *unfinished.rglob("*"))) > _ABANDONED_S:
+                shutil.rmtree(unfinished) if unfinished.is_dir() else unfinished.unlink()
     total_bytes = 0
     for _, path, num_bytes in sorted(_entries(folder, pattern), reverse=True):
         if total_bytes + num_bytes <= most_bytes:

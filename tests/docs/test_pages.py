@@ -7,6 +7,7 @@ import io
 import json
 import re
 from dataclasses import fields
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -15,6 +16,7 @@ from docs.figures import figures_page
 from docs.generate import reference_page
 from faults.page import PAGE as RELIABILITY, with_table
 from faults.report import REPORT, read_report
+from faults.workshop import CONFIG, DATA, ROWS, as_yaml
 from rich.console import Console
 from tests.batching.test_finder import Device
 from tests.docs.pages import PAGES, PROSE, ROOT, blocks, helped, rows
@@ -33,20 +35,22 @@ from brim.config import WAYS, load_config, parse_batch_steps
 from brim.config.introspect import all_keys
 from brim.config.prompts import CONTEXT, LABELS, MAX_STEPS, SAMPLE, TASK, characters_within
 from brim.config.schema import GenerationConfig, PromptConfig
+from brim.data import nearest_examples
 from brim.data.advice.finding import ADVICE
 from brim.data.labels import MOST_LABELS
 from brim.data.prompts import as_sample
-from brim.data.read import EVENTS
+from brim.data.read import EVENTS, spill
 from brim.data.read.encoding import HEAD_BYTES
 from brim.infer.metrics.answers import t_quantile
 from brim.memory import MemoryPrediction
 from brim.memory.variants import variants
 from brim.planning import TrainingPlan
 from brim.report import LOOKS, plan_table
+from brim.storage import Cache
 from brim.train.job import MEASURED_EVERY
 from brim.train.optimizer import batch_factor
 from brim.train.schedule import first_size
-from brim.units import format_bytes, parse_duration
+from brim.units import format_bytes, parse_bytes, parse_duration
 from brim.workflows.verify_resume.comparison import promise_of
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -281,3 +285,25 @@ def test_the_table_and_the_tolerances_of_verify_resume(capsys, monkeypatch):
         promise = promise_of({"trainer": trainer, **settings}, device="a GPU", ran_out_of_memory=False)
         (tolerance,) = re.findall(rf"(\S+) \({words}\)", page)
         assert float(tolerance) == promise.loss_tolerance
+
+
+def test_all_that_runs_keep_in_the_cache_has_a_budget_that_the_page_states(brim, tiny_base, tmp_path, monkeypatch):
+    table = rows("planning", "## What is kept for later runs")
+    stated = {kind.strip("`"): parse_bytes(most.replace(" ", "")) for kind, _, most in table}
+    small = inspect.signature(Cache).parameters["most_bytes"].default
+    caches = ("traces", "plans", "calibrations", "generation-proofs")
+    large = {"retrieval": nearest_examples._MOST_KEPT_BYTES, "*.arrow": spill.MOST_KEPT_BYTES}
+    assert stated == {**dict.fromkeys(caches, small), **large}
+    assert f"at most {sum(stated.values()) / 2**30:g} GiB" in PROSE["planning"]
+    monkeypatch.setattr(spill, "SPILL_BYTES", 100)  # so that a copy is kept
+    monkeypatch.setenv("BRIM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text(as_yaml({**CONFIG, "base_model": str(tiny_base)}))
+    Path(DATA).write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    told = ("trainer.batch_size=auto", "--dataset", DATA)
+    assert brim("train", "config.yaml", *told, "--output-directory", "run").code == 0
+    assert brim("predict", "run", *told, "--output", "predicted.jsonl").code == 0
+    kept = list((tmp_path / "cache").iterdir())
+    assert {path.name if path.is_dir() else f"*{path.suffix}" for path in kept} <= stated.keys()
+    assert {"traces", "plans"} < {path.name for path in kept}
+    assert any(path.suffix == ".arrow" for path in kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import time
 from contextlib import suppress
 from dataclasses import replace
 
@@ -79,6 +80,25 @@ def test_what_was_used_longest_ago_goes(tmp_path):
     cache.read("c")  # what is read is used
     forget_oldest(tmp_path / "plans", most_bytes=200)
     assert [path.stem for path in (tmp_path / "plans").iterdir()] == ["c"]
+
+
+def test_what_a_killed_write_left_goes_after_a_day(tmp_path):
+    days = {".a.json.tmp": 2, ".index.tmp": 2, ".index.old": 2, ".b.json.tmp": 0, ".begun.tmp": 2, "mine": 2}
+    for name, age in days.items():
+        path = tmp_path / "plans" / name
+        if "json" in name:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("")
+        else:
+            path.mkdir(parents=True)
+            (path / "embeddings.npy").write_bytes(b"x")
+            if name != ".begun.tmp":  # written to just now
+                os.utime(path / "embeddings.npy", (time.time() - age * 86_400,) * 2)
+        os.utime(path, (time.time() - age * 86_400,) * 2)
+    Cache(tmp_path, "plans").write("new", 1)
+    assert sorted(path.name for path in (tmp_path / "plans").iterdir()) == [
+        ".b.json.tmp", ".begun.tmp", "mine", "new.json"
+    ]  # fmt: skip
 
 
 # What traces found
