@@ -144,3 +144,26 @@ def test_the_public_names_are_these_and_all_resolve():
         assert getattr(brim, name).__name__ == name
     with pytest.raises(AttributeError, match="module 'brim' has no attribute 'nonsense'"):
         _ = brim.nonsense
+
+
+def test_what_is_imported_counts_as_old_and_what_the_caller_has_frozen_stays_frozen():
+    code = """
+import gc
+from brim import lazy
+for is_frozen in (False, True):
+    if is_frozen:
+        gc.freeze()
+    gc.collect()
+    circles = [[] for _ in range(5000)]
+    with lazy.importing():
+        assert not gc.isenabled()
+        new = [[] for _ in range(5000)]
+    assert gc.isenabled() and len(gc.get_objects(generation=0)) < 100
+    assert (gc.get_freeze_count() > 10000) == is_frozen, gc.get_freeze_count()
+    assert any(each is new for each in gc.get_objects(generation=2)) != is_frozen
+gc.unfreeze()
+circles.append(circles)
+del circles
+assert gc.collect() > 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

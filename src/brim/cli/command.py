@@ -11,6 +11,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn
 
+from brim import lazy
 from brim.errors import BrimError, InputError, Problem
 from brim.storage import secrets_of_environment
 
@@ -52,6 +53,7 @@ def main() -> None:
     _let_segments_grow()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a Windows pipe or an old terminal cannot show every character
+    lazy.freezes_imports = True
     try:
         from brim.cli.app import run  # here, so that Ctrl-C during the import gives no traceback
 

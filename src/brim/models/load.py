@@ -20,6 +20,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 
+from brim import lazy
 from brim.batching.memory import is_out_of_memory
 from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer, QuantizationConfig
@@ -232,7 +233,8 @@ def read_architecture(folder: ModelFolder, *, trust_remote_code: bool) -> Pretra
     from transformers import AutoConfig
 
     try:
-        architecture = AutoConfig.from_pretrained(folder.path, trust_remote_code=trust_remote_code)
+        with lazy.importing():
+            architecture = AutoConfig.from_pretrained(folder.path, trust_remote_code=trust_remote_code)
     except LOADING_ERRORS as error:
         raise ModelError(explain(error, folder)) from error
     without_quantization(architecture)
@@ -259,7 +261,9 @@ def _random(folder: ModelFolder, *, dtype: torch.dtype | None, seed: int, settin
 
 
 def _pretrained(folder: ModelFolder, *, dtype: torch.dtype | None, settings: dict[str, Any]) -> PreTrainedModel:
-    from transformers import AutoModelForCausalLM
+    with lazy.importing():
+        from transformers import AutoModelForCausalLM, PreTrainedModel  # noqa: F401 - which loading asks for
+    lazy.freezes_imports = False  # from here on there are tensors, and circles that hold some are to be found
 
     model, report = AutoModelForCausalLM.from_pretrained(
         folder.name,
