@@ -20,7 +20,6 @@ SMALL = {
     "brim.lazy": "below everything",
     "brim.memory.bitsandbytes.layout": "what bitsandbytes stores, without importing it",
     "brim.memory.cuda.target": "what all kernels ask, below them",
-    "brim.notes": "below everything that speaks",
 }
 # Packages and modules that start without torch: `brim --help`, `brim check` and what reads files alone.
 TORCH_FREE = [

@@ -41,7 +41,7 @@ def asked(monkeypatch):
 
 
 def test_a_real_prediction_as_a_table_with_its_sums_and_as_json(brim, config):
-    done = brim("memory", "config.yaml", "--sequence-length", 32, "--device", "t4", "--explain")
+    done = brim("memory", "config.yaml", "--sequence-length", 32, "--device", "t4", "--explain", "--verbose")
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert lines[0].endswith(": train, 2 rows × 32 tokens, on t4")
@@ -73,7 +73,7 @@ def test_both_figures_of_checkpointing_are_told_whatever_is_asked_beside(brim, c
     assert (told["gradient_checkpointing"], told["other"]["gradient_checkpointing"]) == (True, False)
     assert told["other"]["total_bytes"] > told["total_bytes"]
     assert "between the layers" in {line["name"] for line in told["napkin"]["lines"]}
-    words = " ".join(brim("memory", "config.yaml", *flags).out.split())
+    words = " ".join(brim("memory", "config.yaml", *flags, "--verbose").out.split())
     assert "without checkpointing" in words
     assert "gradient checkpointing: on (trainer.enable_gradient_checkpointing: auto; without it" in words
     done = brim("memory", "config.yaml", *flags, "trainer.enable_gradient_checkpointing=false", "--json")
@@ -131,8 +131,11 @@ def compared(monkeypatch):
 
 
 def test_compare_shows_the_ways_side_by_side_and_what_could_not_be(brim, config, compared):
-    done = brim("memory", "config.yaml", "--compare", "--plot", "ways.html")
+    short = brim("memory", "config.yaml", "--compare")
+    done = brim("memory", "config.yaml", "--compare", "--plot", "ways.html", "--verbose")
     assert done.code == 0, done.err
+    assert done.out.startswith(short.out), "then the squares"
+    assert (short.code, "needs" in short.err, "W " in short.out) == (0, False, False)
     lines = [line.rstrip() for line in done.out.splitlines()]
     table = [line.split() for line in lines if line.startswith(("weights", "needed  ", "fits on", "needed there"))]
     assert table[:4] == [

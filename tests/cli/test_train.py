@@ -38,7 +38,7 @@ def plan(brim, project):
 
 
 def test_the_plan_is_a_table_in_80_columns(brim, project):
-    done = brim("plan", "config.yaml", *BY_LENGTH, *DATA, "--device", "t4")
+    done = brim("plan", "config.yaml", *BY_LENGTH, *DATA, "--device", "t4", "--verbose")
     lines = done.out.splitlines()
     assert (done.code, lines[0].endswith(": train, updates of 8 rows, on t4")) == (0, True)
     assert max(map(len, lines)) <= 80
@@ -47,7 +47,7 @@ def test_the_plan_is_a_table_in_80_columns(brim, project):
     assert re.search(r"^why +the only strategy that is left open *$", done.out, flags=re.MULTILINE)
     assert re.search(r"^time +8 steps, about .* without evaluation \(estimated", done.out, flags=re.MULTILINE)
     memory = ("--memory", "667MiB", "memory.margin=0")  # 666 MiB of it are the CUDA context
-    done = brim("plan", "config.yaml", *BY_LENGTH, *DATA, *memory)
+    done = brim("plan", "config.yaml", *BY_LENGTH, *DATA, *memory, "--verbose")
     assert done.code == 0
     assert re.search(r"^taken +none: no row is short enough *$", done.out, flags=re.MULTILINE)
 

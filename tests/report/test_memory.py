@@ -59,9 +59,9 @@ def test_the_table_says_what_is_missing_and_what_the_other_way_takes_and_judges_
 @pytest.mark.parametrize(
     ("changes", "part", "key", "is_advised"),
     [
-        ({}, "weights, 13.00 GiB", "quantization: {bits: 4}", True),
-        ({"quantization_bits": 4, "gradient_checkpointing": True}, "weights, 13.00 GiB", "quantization", False),
-        (most_is("activations"), "activations, 11.00 GiB", "trainer.enable_gradient_checkpointing: true", True),
+        ({}, "weights, 13.0 GiB", "quantization: {bits: 4}", True),
+        ({"quantization_bits": 4, "gradient_checkpointing": True}, "weights, 13.0 GiB", "quantization", False),
+        (most_is("activations"), "activations, 11.0 GiB", "trainer.enable_gradient_checkpointing: true", True),
         ({**most_is("activations"), "gradient_checkpointing": True}, "activations", "gradient_checkpointing", False),
         (most_is("logits_and_loss"), "logits and loss", "trainer.chunked_loss: true computes", True),
         ({**most_is("logits_and_loss"), "has_chunked_loss": True}, "logits and loss", "trainer.chunked_loss", False),

@@ -9,10 +9,20 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import example, given, strategies as st
 
-from brim.notes import Note, kind_of, planned, short_of, status, warning
+from brim.notes import (
+    MOST_LINES,
+    Note,
+    PlanCard,
+    in_lines,
+    kind_of,
+    planned,
+    short_of,
+    status,
+    warning,
+    wrapped,
+)
 from brim.report import Screen, listening, progress, show
 from brim.report.progress import LiveLine, RowProgress, TrainProgress, event_line
-from brim.report.screen import MOST_LINES, PlanCard, in_lines, wrapped
 
 TOPICS = ["configuration", "rows", "run", "machine"]
 TEXTS = st.integers(0, 99).map(str)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 import typer
 from rich.console import Console
 
-from brim.cli.options import ConfigOrRun, JsonOption, MemoryOption, Overrides, config_file, say
+from brim.cli.options import (
+    ConfigOrRun,
+    JsonOption,
+    MemoryOption,
+    Overrides,
+    VerboseOption,
+    config_file,
+    print_card,
+    say,
+)
 from brim.config import LoadedConfig
 from brim.config.schema import Config
 from brim.config.text import misspelt, show
@@ -91,6 +100,7 @@ def memory(
     layers: _Layers = None,
     steps: _Steps = None,
     plot: _Plot = None,
+    verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Predict the GPU memory of a run from its base model's config.json. Needs no GPU, no weights and no data."""
@@ -110,6 +120,7 @@ def memory(
         layers=layers,
         steps=steps,
         plot=plot,
+        verbose=verbose,
         as_json=as_json,
     )
     check_request(request)
@@ -138,13 +149,19 @@ class MemoryRequest:
     layers: int | None
     steps: int | None
     plot: Path | None
+    verbose: bool
     as_json: bool
+
+    @property
+    def is_card(self) -> bool:
+        """Say whether the answer is a card, on which the notes stand, too."""
+        return not (self.verbose or self.as_json or self.compare or self.measure)
 
 
 def run(request: MemoryRequest, loaded: LoadedConfig) -> None:
     """Do what was asked for and print it. Results go to stdout, notes to stderr."""
     config = loaded.config
-    for note in loaded.notes:
+    for note in () if request.is_card else loaded.notes:
         say(note)
     # Before torch is imported, so that what is wrong with the base model's folder is reported at once.
     folder = locate(
@@ -157,12 +174,13 @@ def run(request: MemoryRequest, loaded: LoadedConfig) -> None:
     if request.measure:
         _measure(request, config)
     else:
-        _predict(request, config)
+        _predict(request, config, loaded.notes)
 
 
-def _predict(request: MemoryRequest, config: Config) -> None:
+def _predict(request: MemoryRequest, config: Config, notes: Sequence[str]) -> None:
     from brim.memory import predict_memory
-    from brim.report import memory_table
+    from brim.models import planned_model
+    from brim.report import memory_lines, memory_table
 
     prediction = predict_memory(
         config,
@@ -179,7 +197,11 @@ def _predict(request: MemoryRequest, config: Config) -> None:
         print(json.dumps({**prediction.as_dict(), **_explained(napkin)}))
     else:
         console = _console()
-        console.print(memory_table(prediction, title=_title(config)))
+        if request.is_card:
+            model = planned_model(config, prediction.device, trains=prediction.phase == "train")
+            print_card([model, *notes, *memory_lines(prediction)])
+        else:
+            console.print(memory_table(prediction, title=_title(config)))
         _print_napkin(console, napkin, prediction)
     if request.plot is not None:
         from brim.report import memory_plot, prediction_tables
@@ -189,30 +211,30 @@ def _predict(request: MemoryRequest, config: Config) -> None:
 
 def _compare(request: MemoryRequest, config: Config) -> None:
     from brim.memory import Compared, Failed, compare_memory
+    from brim.notes import status
+    from brim.report import Screen
 
-    found: list[Compared] = []
-    failed: list[Failed] = []
-    for each in compare_memory(
-        config,
-        batch_size=request.batch_size,
-        sequence_length=request.sequence_length,
-        device=request.device,
-        memory_bytes=request.memory_bytes,
-        world_size=request.world_size,
-        offload=request.offload,
-    ):
-        if isinstance(each, Compared):
-            say(f"{each.variant.name}: {each.prediction.reason}")
-            found.append(each)
-        else:
-            say(f"{each.variant.name}: not possible")
-            failed.append(each)
+    with Screen() as screen:
+        screen(status("tracing each variant"))
+        answers = list(
+            compare_memory(
+                config,
+                batch_size=request.batch_size,
+                sequence_length=request.sequence_length,
+                device=request.device,
+                memory_bytes=request.memory_bytes,
+                world_size=request.world_size,
+                offload=request.offload,
+            )
+        )
+    found = [each for each in answers if isinstance(each, Compared)]
+    failed = [each for each in answers if isinstance(each, Failed)]
     if request.as_json:
         print(json.dumps([*(each.as_dict() for each in found), *(each.as_dict() for each in failed)]))
     else:
         from brim.cli.memory_output import print_compared
 
-        print_compared(_console(), found, failed, title=_title(config))
+        print_compared(_console(), found, failed, title=_title(config), with_squares=request.verbose)
     if request.plot is not None:
         from brim.cli.memory_output import compared_picture, compared_tables
 

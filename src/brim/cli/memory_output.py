@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 _CARDS = ("t4", "rtx-4090", "a100-40gb", "a100-80gb")  # drawn across the piles if the user names no device
 
 
-def print_compared(console: Console, found: Sequence[Compared], failed: Sequence[Failed] = (), *, title: str) -> None:
-    """Print a table of the variants, why some are missing from it, then each variant as squares."""
+def print_compared(
+    console: Console, found: Sequence[Compared], failed: Sequence[Failed] = (), *, title: str, with_squares: bool
+) -> None:
+    """Print a table of the variants, why some are missing from it, then, where asked, each variant as squares."""
     console.print(Text(_headline(found, title=title), style="bold"))
     console.print()
     parts = [part for part in LOOKS if any(total_by_part(each.prediction)[part] for each in found)]
@@ -54,7 +56,7 @@ def print_compared(console: Console, found: Sequence[Compared], failed: Sequence
     console.print()
     for line in (*_remarks(found), *_failures(failed)):
         console.print(Text(line))
-    for each in found:
+    for each in found if with_squares else ():
         console.print()
         changes = ", ".join(f"{key}: {value}" for key, value in each.variant.changes.items()) or "as configured"
         console.print(

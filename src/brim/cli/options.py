@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ import typer
 
 from brim.config.text import mask_text, misspelt, yaml_files
 from brim.errors import ConfigError, DataError, InputError, Problem
+from brim.notes import PlanCard, wrapped
 from brim.units import format_count
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from brim.config.schema import Config
     from brim.config.text import KeyPath
     from brim.model import Model
+    from brim.planning import GenerationPlan, TrainingPlan
 
 
 _LONGEST_LINE = 1_000  # characters
@@ -165,7 +168,7 @@ SplitOption = Annotated[
 
 
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Show every note as it comes, not a card of eight lines.")
+    bool, typer.Option("--verbose", "-v", help="Show every note and table, not a card of eight lines.")
 ]
 
 
@@ -227,6 +230,34 @@ def print_result(lines: Iterable[tuple[str, str]]) -> None:
     """Print a command's result: labels and texts. A text is never wrapped, since programs read it, too."""
     for label, text in lines:
         print(f"{label:<8}{text}")
+
+
+def print_card(lines: Iterable[str]) -> None:
+    """Print a result that is a card: at most eight lines of labels and texts, as wide as the screen."""
+    card = PlanCard(hint="--verbose")
+    for line in lines:
+        card.take(line)
+    width = shutil.get_terminal_size().columns
+    for label, text in card.end():
+        print(wrapped(label, text, width=width))
+
+
+def print_plan(
+    plan: TrainingPlan | GenerationPlan, told: Sequence[str], *, title: str, verbose: bool, as_json: bool
+) -> None:
+    """Print a plan as a card, as tables, or as JSON. told: the notes that came before it."""
+    if as_json:
+        print(json.dumps(plan.as_dict()))
+    elif verbose:
+        from rich.console import Console
+
+        from brim.report import plan_table
+
+        Console(highlight=False).print(plan_table(plan, title=title))
+    else:
+        from brim.planning import short_plan
+
+        print_card([*told, *short_plan(plan)])
 
 
 def metric_lines(by_split: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str]]:

@@ -22,6 +22,7 @@ from brim.cli.options import (
     VerboseOption,
     finite_or_null,
     open_model,
+    print_plan,
     print_result,
     require_exists,
     resumable,
@@ -179,7 +180,7 @@ def predict(
             on_overlong=on_overlong,
             is_unnamed=dataset is None,
         )
-        show_plan(model, dataset, wanted, device=device, memory=memory, as_json=as_json)
+        _plan(model, dataset, wanted, device=device, memory=memory, verbose=verbose, as_json=as_json)
         return
     from brim.report import Screen
 
@@ -257,27 +258,32 @@ def _counted(labels: Mapping[str, int]) -> str:
     return ", ".join(shown) + (f" and {len(labels) - _SHOWN:,} more" if len(labels) > _SHOWN else "")
 
 
-def show_plan(
-    model: Model, dataset: list[str] | None, wanted: Wanted, *, device: str | None, memory: str | None, as_json: bool
+def _plan(
+    model: Model,
+    dataset: list[str] | None,
+    wanted: Wanted,
+    *,
+    device: str | None,
+    memory: str | None,
+    verbose: bool,
+    as_json: bool,
 ) -> None:
-    """Print the plan as tables, or as JSON."""
-    from brim.report import Screen
+    from brim.report import show
     from brim.workflows.prediction import plan_prediction
 
     memory_bytes = device_memory(memory)
     check_device(device, memory_bytes)
-    with Screen() as screen:
-        made = plan_prediction(
-            model.config, dataset, wanted, device=device, memory_bytes=memory_bytes, notes=model.notes, say=screen
-        )
-    if as_json:
-        print(json.dumps(made.as_dict()))
-        return
-    from rich.console import Console
-
-    from brim.report import plan_table
-
-    Console(highlight=False).print(plan_table(made, title=Path(model.config.base_model).name))
+    told: list[str] = []
+    made = plan_prediction(
+        model.config,
+        dataset,
+        wanted,
+        device=device,
+        memory_bytes=memory_bytes,
+        notes=model.notes,
+        say=show if verbose or as_json else told.append,
+    )
+    print_plan(made, told, title=Path(model.config.base_model).name, verbose=verbose, as_json=as_json)
 
 
 def evaluate(

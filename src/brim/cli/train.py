@@ -25,6 +25,7 @@ from brim.cli.options import (
     finite_or_null,
     metric_lines,
     open_config,
+    print_plan,
     print_result,
     resumable,
 )
@@ -56,6 +57,7 @@ def plan(
     ] = None,
     memory: MemoryOption = None,
     replan: ReplanOption = False,
+    verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show how batches would be cut, and the memory and time of training, for each strategy that is left open.
@@ -74,8 +76,10 @@ def plan(
     config = open_config(config_or_run, overrides or [], dataset).config
     if config_or_run.is_dir():
         require_trust_said_again(config, overrides or [], file, begins=True)
+    from brim.report import show
     from brim.workflows.training import plan as make_plan
 
+    told: list[str] = []
     made = make_plan(
         file,
         dataset,
@@ -85,15 +89,9 @@ def plan(
         device=device,
         memory_bytes=memory_bytes,
         replan=replan,
+        say=show if verbose or as_json else told.append,
     )
-    if as_json:
-        print(json.dumps(made.as_dict()))
-        return
-    from rich.console import Console
-
-    from brim.report import plan_table
-
-    Console(highlight=False).print(plan_table(made, title=Path(config.base_model).name))
+    print_plan(made, told, title=Path(config.base_model).name, verbose=verbose, as_json=as_json)
 
 
 def schema() -> None:

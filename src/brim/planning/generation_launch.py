@@ -37,7 +37,7 @@ from brim.planning.engines import engine_for, settings_of
 from brim.planning.generation import plan_job, recut
 from brim.planning.plan import GenerationPlan
 from brim.planning.request import GenerationRequest, generation_request
-from brim.planning.words import generation_lines
+from brim.planning.words import short_plan
 from brim.session import Session, say_nothing
 from brim.storage import Cache, cache_folder, digest
 from brim.units import format_bytes, format_count
@@ -56,7 +56,7 @@ def planned_engine(llm: LLM, session: Session, prompts: TokenRows, *, say: Say) 
     require_fits(plan)
     if session.config.memory.budget != "auto":
         enforce(plan.budget, request.device)
-    for line in generation_lines(plan):
+    for line in short_plan(plan):
         say(line)
     settings = settings_of(llm, session)
     say(status("trying the plan on the device"))

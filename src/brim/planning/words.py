@@ -34,7 +34,7 @@ def generation_words(plan: GenerationPlan) -> dict[str, str]:
     return words
 
 
-def generation_lines(plan: GenerationPlan) -> Iterator[str]:
+def _generation_lines(plan: GenerationPlan) -> Iterator[str]:
     """Yield a note each on how many rows run together and why, on memory and time, and what else is worth knowing."""
     words = generation_words(plan)
     rows = words["rows"]
@@ -66,15 +66,18 @@ def training_words(plan: TrainingPlan) -> dict[str, str]:
     return words
 
 
-def short_plan(plan: TrainingPlan, *, phase_notes: Collection[str] = ()) -> list[str]:
-    """Return the chosen strategy, its memory and its time, and what is worth knowing, a note each.
+def short_plan(plan: TrainingPlan | GenerationPlan, *, phase_notes: Collection[str] = ()) -> list[str]:
+    """Return what is chosen, its memory and its time, and what is worth knowing, a note each.
 
     phase_notes: the plan's advice that says that the effective batch moves otherwise than was asked for. What would
     make the strategy faster is a detail: it has been chosen.
     """
+    if isinstance(plan, GenerationPlan):
+        return list(_generation_lines(plan))
     on_speed = () if plan.chosen is None else plan.chosen.advice
     return [
         *_facts(plan),
+        *(f"would help: {each}" for each in plan.helps),
         *(
             warning(line, topic="plan")
             if line in phase_notes

@@ -11,6 +11,7 @@ from .curves import curves_plot as curves_plot, history_plot as history_plot
 from .memory import (
     LOOKS as LOOKS,
     Card as Card,
+    memory_lines as memory_lines,
     memory_table as memory_table,
     napkin_table as napkin_table,
     total_by_part as total_by_part,

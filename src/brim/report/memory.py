@@ -17,7 +17,8 @@ from rich.text import Text
 
 from brim.memory import MemoryPrediction
 from brim.memory.events import CATEGORIES, Category
-from brim.units import GIB, gib
+from brim.notes import Note, planned
+from brim.units import GIB, format_bytes, gib
 
 if TYPE_CHECKING:
     from brim.memory.closed_form import Line, Napkin
@@ -87,6 +88,9 @@ _CHECKPOINTING = "trainer.enable_gradient_checkpointing: true keeps one tensor a
 _BAR_CHARACTERS = 30
 
 
+_LEAST_SHARE = 0.005  # of the memory, for a part on the card
+
+
 # How to lower a part when it is the largest one.
 _LESS: Mapping[Part, str] = {
     "weights": "quantization: {bits: 4} makes a quarter of 16 bits",
@@ -111,17 +115,34 @@ def memory_table(prediction: MemoryPrediction, *, title: str) -> RenderableType:
     )
 
 
+def memory_lines(prediction: MemoryPrediction) -> Iterator[str]:
+    """Yield the notes of a card: the micro-batch, what it needs of what is there, the largest parts, and the facts."""
+    needed, budget, other = prediction.total_bytes, prediction.budget_bytes, prediction.other
+    memory = format_bytes(needed) + ("" if budget is None else f" of {format_bytes(budget)}")
+    if prediction.gradient_checkpointing is not None:
+        names = ("with", "without") if prediction.gradient_checkpointing else ("without", "with")
+        memory += f" {names[0]} gradient checkpointing"
+        memory += "" if other is None else f" ({format_bytes(other.total_bytes)} {names[1]})"
+    if budget is not None and prediction.fits is not None:
+        memory += ": it fits" if prediction.fits else f": {format_bytes(needed - budget)} too little"
+    yield planned("batch", prediction.shape_in_words().rpartition(", on ")[0])
+    yield planned("memory", memory)
+    largest = sorted(total_by_part(prediction).items(), key=lambda part: -part[1])
+    shown = [(part, num_bytes) for part, num_bytes in largest if num_bytes >= needed * _LEAST_SHARE]
+    yield planned("parts", "; ".join(f"{LOOKS[part].label} {format_bytes(num_bytes)}" for part, num_bytes in shown))
+    yield from facts(prediction)
+
+
 def facts(prediction: MemoryPrediction) -> Iterator[str]:
     """Yield lines on where the peak is, the steps, the verdict and the automatic choices."""
-    yield "peak: " + ", ".join(filter(None, (prediction.peak.phase, prediction.peak.where)))
-    yield from _largest(prediction)
-    yield from _beside_reports(prediction)
-    yield from _steps(prediction)
-    if prediction.fits is not None:
-        yield f"{'fits' if prediction.fits else 'does not fit'}: {prediction.reason}"
-    else:
-        yield prediction.reason
-    yield from prediction.choices
+    place = ", ".join(filter(None, (prediction.peak.phase, prediction.peak.where)))
+    verdict = {None: "", True: "fits: ", False: "does not fit: "}[prediction.fits]
+    barely_fits = bool(prediction.fits) and prediction.total_bytes > (prediction.budget_bytes or 0)
+    details = [*_beside_reports(prediction), *_steps(prediction), *prediction.choices]
+    yield Note(f"peak: {place}", kind="detail")
+    yield from (Note(line, kind="note" if prediction.fits is False else "detail") for line in _largest(prediction))
+    yield Note(f"{verdict}{prediction.reason}", kind="note" if barely_fits else "detail")
+    yield from (Note(line, kind="detail") for line in details)
 
 
 def _by_part(prediction: MemoryPrediction) -> Table:
@@ -159,7 +180,7 @@ def _largest(prediction: MemoryPrediction) -> Iterator[str]:
         if part == "activations" and not prediction.gradient_checkpointing:
             remedies.append(_CHECKPOINTING)
         less = f": {'; '.join(remedies)}" if remedies else ""
-        yield f"the largest part is {LOOKS[part].label}, {gib(prediction.by_category[part])} GiB{less}"
+        yield f"the largest part is {LOOKS[part].label}, {format_bytes(prediction.by_category[part])}{less}"
 
 
 def _beside_reports(prediction: MemoryPrediction) -> Iterator[str]:
@@ -177,8 +198,9 @@ def _beside_reports(prediction: MemoryPrediction) -> Iterator[str]:
 def _steps(prediction: MemoryPrediction) -> Iterator[str]:
     peaks = prediction.step_peaks_bytes
     if prediction.phase == "train" and len(peaks) > 1:
-        yield f"allocated at most: {gib(peaks[0])} GiB in the first step, {gib(max(peaks[1:]))} GiB in later ones"
-    yield f"allocated at the end: {gib(prediction.end_allocated_bytes)} GiB"
+        first, later = format_bytes(peaks[0]), format_bytes(max(peaks[1:]))
+        yield f"allocated at most: {first} in the first step, {later} in later ones"
+    yield f"allocated at the end: {format_bytes(prediction.end_allocated_bytes)}"
 
 
 Part: TypeAlias = Category | Literal["unused", "outside"]

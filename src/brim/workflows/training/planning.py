@@ -19,9 +19,9 @@ from brim.data.tokens import TokenRows, load_encoder
 from brim.errors import ConfigError, InputError
 from brim.memory import MOST_MADE_UP, MOST_TOKENS, Asked, ask, require_in_context, require_whole
 from brim.memory.devices import Device, device_at_hand
-from brim.models import no_library_warnings, read_architecture
+from brim.models import no_library_warnings, planned_model, read_architecture
 from brim.models.folders import ModelFolder
-from brim.notes import Say, status
+from brim.notes import Note, Say, planned, status
 from brim.planning import PlanRequest, TrainingPlan, plan_run
 from brim.report import listening, show
 from brim.session import Session, choice_notes, with_length_of_labels
@@ -68,11 +68,12 @@ def plan(
             rows = TokenRows.of_lengths(np.full(num_rows, sequence_length))
             made_up = f"{format_count(num_rows, 'row')} of {sequence_length:,} tokens"
             unread = f"dataset: {data} is not read; the plan is of {made_up}"
-            notes = [] if data is None else [unread]
+            notes = [planned("data", made_up), *([] if data is None else [unread])]
         else:
             assert data is not None, "required above"
             told(status("reading the data"))
             asked, rows, notes = _prepared(asked, data)
+        told(planned_model(asked.config, asked.device.name, trains=True))
         settled, choices = bounded_by_rows(asked.config, asked.choices, len(rows))
         for line in [*loaded.notes, *choice_notes(choices), *notes]:
             told(line)
@@ -157,9 +158,17 @@ def _prepared(asked: Asked, data: Data) -> tuple[Asked, TokenRows, list[str]]:
     config, labels = with_labels_of_data(asked.config.model_copy(update={"chat": chat}), source)
     settled = with_length_of_labels(Resolution(config=config, choices=(*asked.choices, *labels)), encoder)
     prepared = prepare(source, settled.config, encoder, context_length=asked.folder.context_length)
-    notes = [*slip_notes(asked.config, source), *prepared.notes, *prepared.ledger.summary()]
+    notes = [rows_note(prepared), *slip_notes(asked.config, source), *prepared.notes, *prepared.ledger.summary()]
     asked = replace(asked, config=settled.config, choices=settled.choices)
     return asked, prepared.splits["train"], notes
+
+
+def rows_note(prepared: Prepared) -> Note:
+    """Say how many rows and tokens there are to learn from, and how many rows the other splits have."""
+    rows = prepared.splits["train"]
+    tokens = format_count(int(rows.lengths.sum()), "token")
+    others = (f"{name} {format_count(len(of), 'row')}" for name, of in prepared.splits.items() if len(of))
+    return planned("data", "; ".join((f"{format_count(len(rows), 'row')} to learn from, {tokens}", *list(others)[1:])))
 
 
 def _require_training(config: Config) -> None:

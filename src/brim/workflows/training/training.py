@@ -18,7 +18,7 @@ from brim.data.read import Data, Source, read
 from brim.data.tokens import TokenRows
 from brim.errors import CheckpointError, InputError
 from brim.models import LLM, load_llm, model_note, no_library_warnings, require_trainable, unquantised_experts
-from brim.notes import Note, Say, planned, status, warning
+from brim.notes import Note, Say, status, warning
 from brim.planning import batches_for, settings_of
 from brim.session import Session, choice_notes, open_session, with_choices, with_dataset, with_labels, with_rows
 from brim.storage import write_text, writing
@@ -43,6 +43,7 @@ from brim.units import format_count
 from brim.workflows.prediction import scored, template_texts, with_day_of_run
 from brim.workflows.runs import RunNotes, TrainOrder, TrainResult, model_card
 from brim.workflows.training.launch import Launched, counted_state_bytes
+from brim.workflows.training.planning import rows_note
 from brim.workflows.training.resuming import as_begun, where_it_stands, write_head
 from brim.workflows.training.run_plan import plan_of_run
 
@@ -68,18 +69,10 @@ def prepared_for(
     session, slips = with_labels(session, source), slip_notes(session.config, source)
     prepared = prepare(source, session.config, session.encoder, context_length=session.folder.context_length)
     session = with_rows(session, len(prepared.splits["train"]))
-    say(planned("data", _rows_in_words(prepared)))
+    say(rows_note(prepared))
     for line in [*notes, *choice_notes(session.choices), *slips, *prepared.notes, *prepared.ledger.summary()]:
         say(line)
     return session, source, prepared
-
-
-def _rows_in_words(prepared: Prepared) -> str:
-    """Return the rows and tokens to learn from, and the rows of the other splits, in words."""
-    rows = prepared.splits["train"]
-    tokens = format_count(int(rows.lengths.sum()), "token")
-    others = (f"{name} {format_count(len(of), 'row')}" for name, of in prepared.splits.items() if len(of))
-    return "; ".join((f"{format_count(len(rows), 'row')} to learn from, {tokens}", *list(others)[1:]))
 
 
 def train_configuration(order: TrainOrder, *, observer: Observer, say: Say, weights: Weights = "best") -> Prepared:
