@@ -132,7 +132,7 @@ def test_a_prediction_without_a_data_set_names_the_one_that_it_takes(brim, proje
     own = ("predict", "config.yaml", "dataset=sums.jsonl")
     told = "no data set was named (--dataset, in Python dataset=…): {} of sums.jsonl are predicted, {}"
     whole = told.format("40 rows", "all splits of the configuration's own data, those that it trains on among them")
-    assert whole in " ".join(brim(*own, "--plan").err.split())
+    assert whole in " ".join(brim(*own, "--plan").out.split())
     test = told.format("8 rows", "the split test of the configuration's own data")
     assert test in " ".join(brim(*own, "--output", "test.csv", "--split", "test").err.split())
     named = brim("predict", "config.yaml", *DATA, "--split", "test", "--output", "named.csv")
@@ -142,7 +142,7 @@ def test_a_prediction_without_a_data_set_names_the_one_that_it_takes(brim, proje
 def test_the_plan_is_tables_in_80_columns_or_json_before_anything_is_loaded(brim, untrained, monkeypatch):
     monkeypatch.setattr("brim.models.load.load_base", None)  # nothing is loaded
     plan = ("predict", "config.yaml", *DATA, "--plan")
-    done = brim(*plan, "--device", "t4")
+    done = brim(*plan, "--device", "t4", "--verbose")
     lines = done.out.splitlines()
     assert (done.code, lines[0].endswith(": generate for 40 rows, on t4")) == (0, True)
     assert max(map(len, lines)) <= 80
@@ -292,7 +292,7 @@ def test_memory_and_plan_count_the_tokens_of_the_longest_label_as_predict_does(b
     forms = [text for label in ("odd", "even") for text in (label, f" {label}")]
     longest = 1 + max(len(tokenizer.encode(form, add_special_tokens=False).ids) for form in forms)
     memory = ("memory", *LABELS[:2], "--phase", "generate", "--device", "t4", "--sequence-length", 16)
-    done = brim(*memory)
+    done = brim(*memory, "--verbose")
     assert f"generation.max_new_tokens: {longest} (the longest label and its end)" in done.out + done.err
     given = (f"generation.max_new_tokens={longest}",)
     counted, same = (json.loads(brim(*memory, *more, "--json").out)["total_bytes"] for more in ((), given))

@@ -13,9 +13,11 @@ from tests.report.hand_made import GIB, hand_made_prediction
 
 from brim.memory.closed_form import Line, Napkin
 from brim.memory.events import Place
+from brim.notes import PlanCard, wrapped
 from brim.report import (
     LOOKS,
     Card,
+    memory_lines,
     memory_table,
     napkin_table,
     squares_plot,
@@ -185,3 +187,20 @@ def test_names_of_devices_do_not_touch():
     boxes = sorted((name.get_window_extent().y0, name.get_window_extent().y1) for name in names)
     assert len(boxes) == 4
     assert all(below[1] <= above[0] for below, above in pairwise(boxes))
+
+
+def test_a_card_says_what_is_needed_what_is_there_and_the_largest_parts(golden):
+    cases = {
+        "fits": {"other": hand_made_prediction(gradient_checkpointing=True), "gradient_checkpointing": False},
+        "does not fit": {"fits": False, "budget_bytes": 16 * GIB, "gradient_checkpointing": True},
+        "barely fits": {"fits": True, "budget_bytes": 18 * GIB, "reason": "only because cached blocks are given back"},
+        "no device": {"fits": None, "budget_bytes": None},
+        "generates": {"phase": "generate"},
+    }
+    cards = {}
+    for name, changes in cases.items():
+        card = PlanCard(hint="--verbose")
+        for line in memory_lines(hand_made_prediction(**changes)):
+            card.take(line)
+        cards[name] = [wrapped(*line, width=80) for line in card.end()]
+    golden("report/memory_cards.txt", "\n\n".join("\n".join([f"# {name}", *card]) for name, card in cards.items()))

@@ -152,6 +152,11 @@ class MemoryRequest:
     verbose: bool
     as_json: bool
 
+    def given(self) -> dict[str, Any]:
+        """Return what predictions and comparisons take alike, as they call it."""
+        names = ("batch_size", "sequence_length", "device", "memory_bytes", "world_size", "offload")
+        return {name: getattr(self, name) for name in names}
+
     @property
     def is_card(self) -> bool:
         """Say whether the answer is a card, on which the notes stand, too."""
@@ -179,26 +184,18 @@ def run(request: MemoryRequest, loaded: LoadedConfig) -> None:
 
 def _predict(request: MemoryRequest, config: Config, notes: Sequence[str]) -> None:
     from brim.memory import predict_memory
-    from brim.models import planned_model
+    from brim.models import model_note
     from brim.report import memory_lines, memory_table
 
-    prediction = predict_memory(
-        config,
-        batch_size=request.batch_size,
-        sequence_length=request.sequence_length,
-        phase=request.phase,
-        device=request.device,
-        memory_bytes=request.memory_bytes,
-        world_size=request.world_size,
-        offload=request.offload,
-    )
+    prediction = predict_memory(config, phase=request.phase, **request.given())
     napkin = _napkin(request, config, prediction)
     if request.as_json:
         print(json.dumps({**prediction.as_dict(), **_explained(napkin)}))
     else:
         console = _console()
         if request.is_card:
-            model = planned_model(config, prediction.device, trains=prediction.phase == "train")
+            devices = prediction.shape_in_words().rpartition(", on ")[2]
+            model = model_note(config, devices, trains=prediction.phase == "train")
             print_card([model, *notes, *memory_lines(prediction)])
         else:
             console.print(memory_table(prediction, title=_title(config)))
@@ -216,17 +213,7 @@ def _compare(request: MemoryRequest, config: Config) -> None:
 
     with Screen() as screen:
         screen(status("tracing each variant"))
-        answers = list(
-            compare_memory(
-                config,
-                batch_size=request.batch_size,
-                sequence_length=request.sequence_length,
-                device=request.device,
-                memory_bytes=request.memory_bytes,
-                world_size=request.world_size,
-                offload=request.offload,
-            )
-        )
+        answers = list(compare_memory(config, **request.given()))
     found = [each for each in answers if isinstance(each, Compared)]
     failed = [each for each in answers if isinstance(each, Failed)]
     if request.as_json:

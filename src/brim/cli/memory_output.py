@@ -48,7 +48,7 @@ def print_compared(
         table.add_column(each.variant.name.replace(" + ", "\n+ "), justify="right", vertical="bottom")
     for part in parts:
         cells = (gib(total_by_part(each.prediction)[part]) for each in found)
-        table.add_row(Text(LOOKS[part].label, style=LOOKS[part].colour), *cells)
+        table.add_row(LOOKS[part].label, *cells)
     table.add_row("needed", *(_needed(each.prediction) for each in found), style="bold")
     table.add_row("fits on", *(smallest(each) for each in found))
     table.add_row("needed there", *(_there(each) for each in found))

@@ -23,7 +23,6 @@ import typer
 from brim.config.text import mask_text, misspelt, yaml_files
 from brim.errors import ConfigError, DataError, InputError, Problem
 from brim.notes import PlanCard, wrapped
-from brim.units import format_count
 
 if TYPE_CHECKING:
     from brim.config import LoadedConfig
@@ -263,11 +262,12 @@ def print_plan(
 def metric_lines(by_split: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str]]:
     """Yield a line of figures for each split, the first of them with a label."""
     for number, (split, metrics) in enumerate(by_split.items()):
-        figures = ", ".join(f"{name.replace('_', ' ')} {metrics[name]:.4f}" for name in _FIGURES if name in metrics)
-        yield "" if number else "figures", f"{split}: {figures} ({format_count(int(metrics['num_rows']), 'row')})"
+        shown = [(name, digits) for name, digits in _FIGURES.items() if name in metrics]
+        figures = ", ".join(f"{name.replace('_', ' ')} {metrics[name]:.{digits}f}" for name, digits in shown)
+        yield "" if number else "figures", f"{split}: {figures}"
 
 
-_FIGURES = ("loss", "perplexity", "token_accuracy", "category_accuracy")
+_FIGURES = {"loss": 4, "perplexity": 3, "token_accuracy": 4, "category_accuracy": 4}
 
 
 def finite_or_null(value: Any) -> Any:

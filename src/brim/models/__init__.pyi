@@ -20,7 +20,6 @@ from .load import (
     model_note as model_note,
     no_library_bars as no_library_bars,
     no_library_warnings as no_library_warnings,
-    planned_model as planned_model,
     read_architecture as read_architecture,
 )
 from .merging import merge_adapter as merge_adapter

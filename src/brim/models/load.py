@@ -66,32 +66,26 @@ class LLM:
         return sum(each.numel() * each.element_size() for each in (*self.model.parameters(), *self.model.buffers()))
 
 
-def model_note(config: Config, llm: LLM, *, trains: bool) -> Note:
-    """Say which model is loaded, what of it trains, in which precision it computes, and where."""
-    weights = list(llm.model.parameters())
+def model_note(config: Config, at: LLM | str, *, trains: bool) -> Note:
+    """Say which model it is, what of it trains, in which precision it computes, and where.
+
+    at: the model; or, while its weights are not there, the device's name.
+    """
+    path, method = Path(config.base_model), "" if config.adapter is None else f", {config.adapter.type}"
+    name = "/".join(path.parts[-2:]) if path.is_dir() else config.base_model
+    bits = "" if config.quantization is None else f" in {config.quantization.bits} bits"
+    if isinstance(at, str):
+        method = method or ", all weights train" * trains
+        where = at if config.precision == "auto" else f"{config.precision} on {at}"
+        return planned("model", f"{name}{bits}{method}; {where}")
+    weights = list(at.model.parameters())
     held = sum(_num_elements(weight) for weight in weights)
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
-    method = f", {config.adapter.type}" if config.adapter is not None and is_adapted(llm.model) else ""
+    method = method if is_adapted(at.model) else ""
     if trains:
         method = f"{method or ','} trains {'all' if trained == held else format_parameters(trained)}"
-    size = f", {format_parameters(held)} parameters"
-    return _model_line(config, f"{size}{_bits(config)}{method}; {llm.precision.name} on {llm.device.type}")
-
-
-def planned_model(config: Config, device: str, *, trains: bool) -> Note:
-    """Say which model a plan is for, before its weights are there."""
-    method = f", {config.adapter.type}" if config.adapter is not None else ", all weights train" if trains else ""
-    where = device if config.precision == "auto" else f"{config.precision} on {device}"
-    return _model_line(config, f"{_bits(config)}{method}; {where}")
-
-
-def _model_line(config: Config, about: str) -> Note:
-    path = Path(config.base_model)
-    return planned("model", ("/".join(path.parts[-2:]) if path.is_dir() else config.base_model) + about)
-
-
-def _bits(config: Config) -> str:
-    return "" if config.quantization is None else f" in {config.quantization.bits} bits"
+    where = f"{at.precision.name} on {at.device.type}"
+    return planned("model", f"{name}, {format_parameters(held)} parameters{bits}{method}; {where}")
 
 
 def _num_elements(weight: torch.Tensor) -> int:

@@ -23,17 +23,14 @@ def figure_lines(
     """Show figures side by side, a line for each metric; those without an interval come last.
 
     columns: a title, figures and their intervals. The last of several holds the differences of the others; its metrics
-    are shown.
+    are shown, and its intervals alone: with those of the others, a line would be wider than a screen.
     """
-    _, last, intervals = columns[-1]
-    signs = [*([""] * (len(columns) - 1)), "+" if len(columns) > 1 else ""]
+    *others, (_, last, intervals) = columns
     rows = [["", *(title for title, _, _ in columns)]]
     for name in sorted(last, key=lambda name: name not in intervals):
-        cells = (
-            _figure_cell(figures[name], ends.get(name), sign=sign)
-            for (_, figures, ends), sign in zip(columns, signs, strict=True)
-        )
-        rows.append([name.removeprefix("num_").replace("_", " "), *cells])
+        cells = [f"{figures[name]:{'.4f' if name in intervals else ',.0f'}}" for _, figures, _ in others]
+        difference = _figure_cell(last[name], intervals.get(name), sign="+" if others else "")
+        rows.append([name.removeprefix("num_").replace("_", " "), *cells, difference])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     return [*lines, "", _ABOUT, *notes]

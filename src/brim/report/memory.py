@@ -49,7 +49,7 @@ def distance(napkin: Napkin, prediction: MemoryPrediction) -> str:
 def _lines(lines: Sequence[Line]) -> Table:
     table = _explaining("", "how")
     for line in lines:
-        table.add_row(Text(line.name, style=LOOKS[line.category].colour), gib(line.num_bytes), line.formula)
+        table.add_row(line.name, gib(line.num_bytes), line.formula)
     return table
 
 
@@ -119,12 +119,14 @@ def memory_lines(prediction: MemoryPrediction) -> Iterator[str]:
     """Yield the notes of a card: the micro-batch, what it needs of what is there, the largest parts, and the facts."""
     needed, budget, other = prediction.total_bytes, prediction.budget_bytes, prediction.other
     memory = format_bytes(needed) + ("" if budget is None else f" of {format_bytes(budget)}")
-    if prediction.gradient_checkpointing is not None:
-        names = ("with", "without") if prediction.gradient_checkpointing else ("without", "with")
-        memory += f" {names[0]} gradient checkpointing"
-        memory += "" if other is None else f" ({format_bytes(other.total_bytes)} {names[1]})"
     if budget is not None and prediction.fits is not None:
-        memory += ": it fits" if prediction.fits else f": {format_bytes(needed - budget)} too little"
+        missing = f"{format_bytes(needed - budget)} too little" if needed > budget else "it does not fit"
+        memory += f": {'it fits' if prediction.fits else missing}"
+    if prediction.gradient_checkpointing is not None:
+        way, others = (
+            ("checkpointing", "without") if prediction.gradient_checkpointing else ("no checkpointing", "with")
+        )
+        memory += f"; {way}" + ("" if other is None else f" ({format_bytes(other.total_bytes)} {others} it)")
     yield planned("batch", prediction.shape_in_words().rpartition(", on ")[0])
     yield planned("memory", memory)
     largest = sorted(total_by_part(prediction).items(), key=lambda part: -part[1])

@@ -34,7 +34,7 @@ from brim.infer.metrics import (
     text_measures,
 )
 from brim.models import LLM, model_note, no_library_warnings
-from brim.notes import Say, planned, status
+from brim.notes import Note, Say, planned, status
 from brim.planning import batches_for, planned_engine
 from brim.session import Session, with_labels
 from brim.train import RunFolder
@@ -138,7 +138,7 @@ class Contender:
         keys = np.intersect1d(self.rows.keys, second.rows.keys)
         _require_common(keys, second)
         mine, other = self.only(keys), second.only(keys)
-        say(f"{other.name}:")
+        say(Note(f"{other.name}:", kind="detail"))
         theirs = other.evaluated(load(), split=ours.split, say=say, on_batch=on_batch)
         our_measures, notes = _measures_on(ours, mine, keys), _notes(self, second, keys)
         their_measures = dict(theirs.measures)

@@ -30,7 +30,7 @@ from brim.infer.engines import Engine, Finished, Response, SlotsEngine
 from brim.infer.metrics import BATCH_TOKENS, label_reader, rows_to_score, score_batches
 from brim.memory import Asked, ask
 from brim.memory.devices import Budget
-from brim.models import LLM, model_note, no_library_warnings, planned_model
+from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import Say, planned, status
 from brim.planning import (
     GenerationPlan,
@@ -100,7 +100,7 @@ def plan_prediction(
             expected="--dataset FILE, the key `dataset`, or dataset=… in Python",
             fix="name a csv, tsv, json, jsonl or parquet file; `brim memory --phase generate` needs none",
         )
-    say(planned_model(asked.config, asked.device.name, trains=False))
+    say(model_note(asked.config, asked.device.name, trains=False))
     session = with_policies(_session(asked), on_error=wanted.on_error, on_overlong=wanted.on_overlong)
     source = read(data)
     session = with_labels(session, source)

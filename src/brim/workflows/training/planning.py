@@ -19,7 +19,7 @@ from brim.data.tokens import TokenRows, load_encoder
 from brim.errors import ConfigError, InputError
 from brim.memory import MOST_MADE_UP, MOST_TOKENS, Asked, ask, require_in_context, require_whole
 from brim.memory.devices import Device, device_at_hand
-from brim.models import no_library_warnings, planned_model, read_architecture
+from brim.models import model_note, no_library_warnings, read_architecture
 from brim.models.folders import ModelFolder
 from brim.notes import Note, Say, planned, status
 from brim.planning import PlanRequest, TrainingPlan, plan_run
@@ -73,7 +73,7 @@ def plan(
             assert data is not None, "required above"
             told(status("reading the data"))
             asked, rows, notes = _prepared(asked, data)
-        told(planned_model(asked.config, asked.device.name, trains=True))
+        told(model_note(asked.config, asked.device.name, trains=True))
         settled, choices = bounded_by_rows(asked.config, asked.choices, len(rows))
         for line in [*loaded.notes, *choice_notes(choices), *notes]:
             told(line)
