@@ -40,7 +40,17 @@ _GROWING = (0.7, 0.85)  # of a cache's columns: the allocator sees windows grow
 
 
 def plan_job(request: GenerationRequest, *, say: Say) -> GenerationPlan:
-    """Return the plan of a job, by what earlier ones have traced or measured of the same model and device."""
+    """Return the plan of a job, by what earlier ones have traced or measured of the same model and device.
+
+    Where the number of rows is given, it says what it would have taken.
+    """
+    free = _planned(replace(request, fixed_rows=None), say)
+    if request.fixed_rows is None:
+        return free
+    return replace(_planned(request, say), would_take=free.rows, would_take_reason=free.rows_reason)
+
+
+def _planned(request: GenerationRequest, say: Say) -> GenerationPlan:
     calibrations = request.calibrations
     correction = calibrations.correction()
     request = request.corrected(correction)

@@ -1,7 +1,7 @@
 from .chat import (
     Conversation as Conversation,
+    export_trained as export_trained,
     stream_text as stream_text,
-    template_texts as template_texts,
     with_day_of_run as with_day_of_run,
     with_stored_template as with_stored_template,
 )

@@ -36,10 +36,11 @@ from brim.infer.metrics import (
 )
 from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import Say, planned, status
-from brim.planning import batches_for, planned_engine
+from brim.planning import batches_for
 from brim.session import Session, with_labels
 from brim.train import RunFolder
 from brim.units import format_count
+from brim.workflows.prediction.launch import planned_engine
 from brim.workflows.prediction.prompts import continuable
 from brim.workflows.runs import Comparison, EvaluateResult, TrainResult
 

@@ -19,7 +19,7 @@ from brim.data.tokens import TokenRows
 from brim.errors import CheckpointError, InputError
 from brim.models import LLM, load_llm, model_note, no_library_warnings, require_trainable, unquantised_experts
 from brim.notes import Note, Say, planned, status, warning
-from brim.planning import batches_for, settings_of
+from brim.planning import batches_for
 from brim.session import Session, choice_notes, open_session, with_choices, with_dataset, with_labels, with_rows
 from brim.storage import write_text, writing
 from brim.train import (
@@ -34,13 +34,12 @@ from brim.train import (
     TensorBoardLog,
     TrainState,
     build_job,
-    export_model,
     restore_weights,
     states_in_32_bits,
     stop_request,
 )
 from brim.units import format_count
-from brim.workflows.prediction import scored, template_texts, with_day_of_run
+from brim.workflows.prediction import export_trained, scored, with_day_of_run
 from brim.workflows.runs import RunNotes, TrainOrder, TrainResult, model_card
 from brim.workflows.training.launch import Launched, counted_state_bytes
 from brim.workflows.training.resuming import as_begun, where_it_stands, write_head
@@ -231,7 +230,7 @@ def _exported(
     seconds: float,
 ) -> TrainResult:
     """Write the model and its card."""
-    export_model(llm, run.model, generation=settings_of(llm, session), chat=template_texts(session))
+    export_trained(llm, session, run)
     rows = {split: len(rows) for split, rows in prepared.splits.items()}
     base, dataset = session.folder.name, Path(source.name).name
     card = model_card(session.config, base, dataset, rows=rows, metrics=metrics, state=state)
