@@ -88,7 +88,7 @@ def test_no_more_than_the_oldest_turns_are_forgotten_once_the_context_is_full(ta
 
 
 def test_a_budget_bounds_what_is_remembered_as_the_context_does(chat_config, monkeypatch):
-    monkeypatch.setattr(generation_planning, "_WORTH_TRACING_S", 0.0)
+    monkeypatch.setattr(generation_planning, "WORTH_TRACING_S", 0.0)
     monkeypatch.setattr(at_hand, "resident_bytes", lambda: 10**9)
 
     def conversing(budget):
@@ -253,7 +253,7 @@ def test_an_architecture_with_a_state_of_another_kind_says_all_at_the_end(model,
 
 def exact_bytes(model, prompt_tokens, monkeypatch):
     """What a budget has beside the weights and the pass of one such prompt, and what these take, traced themselves."""
-    monkeypatch.setattr(generation_planning, "_WORTH_TRACING_S", 0.0)  # no bound, which a trace may be below
+    monkeypatch.setattr(generation_planning, "WORTH_TRACING_S", 0.0)  # no bound, which a trace may be below
     monkeypatch.setattr(at_hand, "resident_bytes", lambda: 10**9)  # or it would change by a few MiB in a test
 
     def planned(budget):

@@ -191,17 +191,17 @@ def test_a_job_that_is_shorter_than_tracing_is_planned_by_a_bound_and_a_longer_o
     assert plan.source == "closed form"
     assert str(plan).endswith("(by an upper bound, not traced: tracing pays from 30.0 s on)")
     assert isinstance(batches_of(plan, session.device, on_smaller=print), RowsByCost)
-    monkeypatch.setattr(forward_planning, "_WORTH_TRACING_S", 0.0)
+    monkeypatch.setattr(forward_planning, "WORTH_TRACING_S", 0.0)
     first = plan_forward(session, lengths)
     assert first.source == "traced"
     state = plan_forward(session, lengths, beside_bytes=10**6)
     assert state.costs.static_bytes == pytest.approx(first.costs.static_bytes + 10**6, abs=10**4)
-    monkeypatch.setattr(forward_planning, "_WORTH_TRACING_S", 30.0)
+    monkeypatch.setattr(forward_planning, "WORTH_TRACING_S", 30.0)
     assert plan_forward(session, lengths).source == "closed form"  # whatever other jobs have traced
 
 
 def test_an_architecture_that_cannot_be_traced_is_tried_out(session, sums_file, zero_shot, monkeypatch):
-    monkeypatch.setattr(forward_planning, "_WORTH_TRACING_S", 0.0)
+    monkeypatch.setattr(forward_planning, "WORTH_TRACING_S", 0.0)
 
     def untraceable(*given, **how):
         raise NotImplementedError("values are asked for")

@@ -112,7 +112,7 @@ def helped(monkeypatch, config, room, outside, totals):
     reasons = {"limit_reason": "memory.budget", "margin_reason": "memory.margin"}
     budget = Budget(device="t4", limit_bytes=room, outside_bytes=outside, margin_bytes=0, **reasons)
     monkeypatch.setattr("brim.planning.training.what_helps", what_helps)
-    monkeypatch.setattr("brim.planning.training.budget_of", lambda *given, **how: budget)
+    monkeypatch.setattr("brim.planning.request.budget_of", lambda *given, **how: budget)
     plan = brim.plan(config, uneven(), memory_bytes=2**30, replan=True)
     assert plan.chosen is None
     return plan, asked
@@ -155,8 +155,7 @@ DOUBLED |= ONE_WAY
 
 
 def of_memory(monkeypatch, budget):
-    for where in ("brim.planning.training.budget_of", "brim.workflows.training.run_plan.budget_of"):
-        monkeypatch.setattr(where, lambda *given, **how: budget)
+    monkeypatch.setattr("brim.planning.request.budget_of", lambda *given, **how: budget)
 
 
 def test_what_is_planned_is_what_runs(tiny_base, tmp_path):

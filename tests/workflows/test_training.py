@@ -35,8 +35,7 @@ def under(monkeypatch, reserved_bytes):
     """So much for weights, gradients, state and micro-batches, and nothing else."""
     reasons = {"limit_reason": "as tested", "margin_reason": "as tested"}
     budget = Budget(device="cpu", limit_bytes=reserved_bytes, outside_bytes=0, margin_bytes=0, **reasons)
-    for where in ("brim.planning.training.budget_of", "brim.workflows.training.run_plan.budget_of"):
-        monkeypatch.setattr(where, lambda *given, **how: budget)
+    monkeypatch.setattr("brim.planning.request.budget_of", lambda *given, **how: budget)
     monkeypatch.setattr("brim.planning.plan.TrainingPlan.is_ample", True)  # what this process takes is not the plan's
 
 
@@ -276,9 +275,7 @@ def test_an_architecture_that_cannot_be_traced_has_its_sizes_tried(tiny_base, tm
 
 def test_a_budget_is_enforced_in_a_run_that_goes_on_too(tiny_base, tmp_path, monkeypatch):
     enforced = []
-    monkeypatch.setattr(
-        "brim.workflows.training.run_plan.enforce", lambda budget, device: enforced.append(budget.limit_reason)
-    )
+    monkeypatch.setattr("brim.planning.request.enforce", lambda budget, device: enforced.append(budget.limit_reason))
     config = settings(tiny_base, memory={"budget": 0.9}, trainer={"epochs": 1})
     parts = stopped(config, tmp_path / "parts", after=1)
     assert len(enforced) == 1

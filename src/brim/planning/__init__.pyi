@@ -1,7 +1,6 @@
 from .candidates import rows_of_shape as rows_of_shape
 from .evaluation import batches_for as batches_for
 from .generation import plan_job as plan_job, recut as recut
-from .phases import PlanRequest as PlanRequest
 from .plan import (
     Candidate as Candidate,
     GenerationPlan as GenerationPlan,
@@ -12,6 +11,7 @@ from .plan import (
 )
 from .request import (
     GenerationRequest as GenerationRequest,
+    PlanRequest as PlanRequest,
     cannot as cannot,
     generation_request as generation_request,
     rows_by_hand as rows_by_hand,

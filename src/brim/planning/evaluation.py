@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -16,22 +16,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from brim.batching import ByLength, Costs, Totals, cut_totals
 from brim.batching.memory import peak_meter
-from brim.config.schema import NoTrainer
+from brim.config.schema import Config, NoTrainer
 from brim.data.tokens import TokenRows
 from brim.infer.engines import Batches, RowsAtOnce, RowsByCost, RowsByTrial, Smaller
 from brim.infer.metrics import score_rows
-from brim.memory import UntraceableError, tracing
+from brim.memory import UntraceableError
 from brim.memory.closed_form import forward_bound
-from brim.memory.devices import Budget, budget_of, device_at_hand, enforce, map_large_blocks, returns_at_once
+from brim.memory.devices import Budget, device_at_hand, map_large_blocks, returns_at_once
 from brim.models import LLM, read_architecture
 from brim.notes import Note, Say, planned, short_of, status
 from brim.planning.costs import ForwardPasses, Shape, Traces, enough_tokens, forward_costs
+from brim.planning.request import NOT_TRACED, WORTH_TRACING_S, ForwardRequest
 from brim.session import Session
 from brim.units import format_bytes, format_count, format_seconds
-
-# Three to six traces take a few seconds: of a job ten times as long they are a tenth at most.
-_WORTH_TRACING_S = 30.0
-
 
 _NEARLY_ALL = 0.9  # of the memory: a batch that is predicted to take so much is traced itself
 
@@ -101,25 +98,23 @@ def plan_forward(
     are not there yet, and will be in the midst of training: the optimizer's state; None: nothing is trained.
     whole_tokens: as in `batches_for`; None: as many as make batches faster.
     """
-    device = device_at_hand(session.device)
-    held_bytes = 0 if llm is None else llm.held_bytes
     trains = beside_bytes is not None
-    budget = budget_of(session.config.memory, device, is_at_hand=True, held_bytes=held_bytes, trains=trains)
-    if session.config.memory.budget != "auto":
-        enforce(budget, device)
-    job = _Job(
-        session=session if trains else _untrained(session),
-        budget=budget,
+    request = ForwardRequest(
+        config=session.config if trains else _untrained(session.config),
+        folder=session.folder,
+        architecture=read_architecture(session.folder, trust_remote_code=session.config.trust_remote_code),
+        device=device_at_hand(session.device),
+        is_at_hand=True,
+        held_bytes=0 if llm is None else llm.held_bytes,
         lengths=np.asarray(lengths, dtype=np.int64),
-        beside_bytes=beside_bytes or 0,
+        beside_bytes=beside_bytes,
         whole_tokens=whole_tokens,
     )
-    config, folder = job.session.config, session.folder
+    job = _Job(request=request, budget=request.budget())
+    request.keep_to(job.budget)
     try:
-        with tracing(folder):
-            architecture = read_architecture(folder, trust_remote_code=config.trust_remote_code)
-            traces = Traces.of(ForwardPasses, config, folder, architecture, device)
-            return job.in_closed_form(traces, held_bytes) or job.traced(traces)
+        with request.traces(ForwardPasses) as traces:
+            return job.in_closed_form(traces) or job.traced(traces)
     except UntraceableError as error:
         return Unplanned(reason=error.problems[0].what)
 
@@ -138,36 +133,34 @@ def batches_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    session: Session
+    request: ForwardRequest
     budget: Budget
-    lengths: NDArray[np.int64]
-    beside_bytes: int
-    whole_tokens: int | None
 
-    def in_closed_form(self, traces: Traces, held_bytes: int) -> ForwardPlan | None:
+    def in_closed_form(self, traces: Traces) -> ForwardPlan | None:
         """Return None where tracing is worth its time."""
-        bound = forward_bound(self.session.config, self.session.folder.config)
+        request = self.request
+        bound = forward_bound(request.config, request.folder.config)
         if bound is None:
             return None
-        static_bytes = (held_bytes or bound.weight_bytes) + self.beside_bytes
-        costs = bound.scoring(self.lengths, static_bytes=static_bytes, speed=traces.speed)
-        usual = int(np.median(self.lengths))
+        static_bytes = (request.held_bytes or bound.weight_bytes) + (request.beside_bytes or 0)
+        costs = bound.scoring(request.lengths, static_bytes=static_bytes, speed=traces.speed)
+        usual = int(np.median(request.lengths))
         plan = self._plan(
             costs,
             source="closed form",
             useful_tokens=enough_tokens(lambda tokens: costs.seconds(tokens / usual, usual), traces.speed),
             overhead_bytes=lambda shapes: 0,
-            reason=f"by an upper bound, not traced: tracing pays from {format_seconds(_WORTH_TRACING_S)} on",
+            reason=NOT_TRACED,
         )
-        return plan if plan.seconds < _WORTH_TRACING_S and not plan.num_too_long else None
+        return plan if plan.seconds < WORTH_TRACING_S and not plan.num_too_long else None
 
     def traced(self, traces: Traces) -> ForwardPlan:
         """Return the plan by few traces, and one more where memory decides."""
         costs, useful_tokens = forward_costs(
             traces,
-            self.lengths,
-            cap_bytes=self.budget.reserved_bytes - self.beside_bytes,
-            context_length=self.session.folder.context_length,
+            self.request.lengths,
+            cap_bytes=self.budget.reserved_bytes - (self.request.beside_bytes or 0),
+            context_length=self.request.folder.context_length,
         )
         plan = self._partitioned(costs, useful_tokens, traces)
         if plan.widest_bytes > _NEARLY_ALL * self.budget.reserved_bytes:
@@ -177,10 +170,10 @@ class _Job:
 
     def _partitioned(self, costs: Costs, useful_tokens: int, traces: Traces) -> ForwardPlan:
         reason = f"batches of more than {useful_tokens:,} tokens would be less than 1% faster"
-        if self.whole_tokens is not None:
-            reason = f"{self.whole_tokens:,} tokens where memory allows it"
+        if self.request.whole_tokens is not None:
+            reason = f"{self.request.whole_tokens:,} tokens where memory allows it"
         return self._plan(
-            costs.beside(self.beside_bytes),
+            costs.beside(self.request.beside_bytes or 0),
             source="traced",
             useful_tokens=useful_tokens,
             overhead_bytes=traces.overhead_of,
@@ -190,19 +183,18 @@ class _Job:
     def _plan(self, costs: Costs, *, useful_tokens: int, **how: Any) -> ForwardPlan:
         """Return the plan under the job's budget. how: see forward_plan."""
         return forward_plan(
-            self.lengths,
+            self.request.lengths,
             costs=costs,
             budget=self.budget,
-            useful_tokens=self.whole_tokens or useful_tokens,
-            largest=self.whole_tokens is not None,
+            useful_tokens=self.request.whole_tokens or useful_tokens,
+            largest=self.request.whole_tokens is not None,
             **how,
         )
 
 
-def _untrained(session: Session) -> Session:
-    """Return the session of a model that is loaded only to be run."""
-    trainer = NoTrainer(chunked_loss=session.config.trainer.chunked_loss)
-    return replace(session, config=session.config.model_copy(update={"trainer": trainer}))
+def _untrained(config: Config) -> Config:
+    """Return the configuration of a model that is loaded only to be run."""
+    return config.model_copy(update={"trainer": NoTrainer(chunked_loss=config.trainer.chunked_loss)})
 
 
 def _read_weights(llm: LLM, rows: TokenRows, pad_id: int) -> None:

@@ -21,14 +21,14 @@ from brim.config.schema import Config, FinetuneTrainer
 from brim.errors import Problem
 from brim.memory import what_helps
 from brim.memory.allocator import AllocatorSettings
-from brim.memory.devices import Budget, budget_of, cpu_device, devices
+from brim.memory.devices import Budget, cpu_device, devices
 from brim.models import own_dropout
 from brim.models.folders import open_adapter
 from brim.notes import Say, status
 from brim.planning.candidates import WayCosts, candidate, choose, verified_strategy, ways
 from brim.planning.costs import Correction
-from brim.planning.phases import PlanRequest
 from brim.planning.plan import Candidate, LongRow, TrainingPlan, Way, summarize_lengths
+from brim.planning.request import PlanRequest
 from brim.planning.training_costs import PlanCache, plan_facts, traced
 from brim.storage import cache_folder
 from brim.train import Peak as StepPeak
@@ -87,9 +87,10 @@ def _bounded_by_memory(request: PlanRequest, *, replan: bool, say: Say) -> Plann
 
 def _planned(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -> Planned:
     say(status("planning"))
-    correction = Correction() if replan else _correction(request, say)
-    request = request.corrected(correction)
-    budget = budget_of(request.config.memory, request.device, is_at_hand=request.is_at_hand)
+    correction = Correction()
+    if not replan:
+        request, correction = request.corrected(say=say)
+    budget = request.budget()
     plan = None if replan else _cached(request, budget, correction, every_way=every_way, say=say)
     if plan is None:
         plan = _made(request, budget, correction, every_way=every_way, is_kept=not replan, say=say)
@@ -105,14 +106,6 @@ def keep(plan: TrainingPlan, request: PlanRequest, budget: Budget, *, every_way:
     cache.write(plan)
     if cache.note is not None:
         say(cache.note)
-
-
-def _correction(request: PlanRequest, say: Say) -> Correction:
-    calibrations = request.calibrations
-    correction = calibrations.correction()
-    if calibrations.note is not None:
-        say(calibrations.note)
-    return correction
 
 
 def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, every_way: bool) -> PlanCache:

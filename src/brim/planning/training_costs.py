@@ -25,8 +25,8 @@ from brim.memory.devices import Budget
 from brim.notes import Say
 from brim.planning.candidates import WayCosts
 from brim.planning.costs import Correction, Shape, TimeEstimate, Traces, TrainingSteps, seconds_of, versions
-from brim.planning.phases import PlanRequest
 from brim.planning.plan import TrainingPlan, Way
+from brim.planning.request import PlanRequest
 from brim.storage import Cache, digest
 
 
@@ -37,14 +37,13 @@ def traced(
 
     Raises UntraceableError for an architecture that cannot be traced.
     """
-    with tracing(request.folder):
-        return _traced(request, way, budget, correction.scale, is_kept, say)
+    steps = partial(TrainingSteps, is_single=request.task.effective_batch_size == 1)
+    with request.traces(steps, config=request.config_of(way), is_kept=is_kept) as traces:
+        return _traced(request, way, traces, budget, correction.scale, say)
 
 
-def _traced(request: PlanRequest, way: Way, budget: Budget, scale: float, is_kept: bool, say: Say) -> WayCosts:
+def _traced(request: PlanRequest, way: Way, traces: Traces, budget: Budget, scale: float, say: Say) -> WayCosts:
     task, folder = request.task, request.folder
-    steps = partial(TrainingSteps, is_single=task.effective_batch_size == 1)
-    traces = Traces.of(steps, request.config_of(way), folder, request.architecture, request.device, is_kept=is_kept)
     basics = traces.basics
     peak = traces.peak_surface(
         task.lengths,

@@ -39,7 +39,7 @@ from brim.infer.engines import (
     end_ids_of,
     generation_settings,
 )
-from brim.memory.devices import budget_of, device_at_hand, enforce, map_large_blocks, returns_at_once
+from brim.memory.devices import budget_of, device_at_hand, map_large_blocks, returns_at_once
 from brim.memory.generation import peak_passes
 from brim.models import LLM, precision
 from brim.models.folders import AdapterFolder, open_adapter
@@ -69,8 +69,7 @@ def planned_engine(llm: LLM, session: Session, prompts: TokenRows, *, say: Say) 
     request = generation_request(session, prompts.lengths, llm=llm)
     plan = plan_job(request, say=say)
     require_fits(plan)
-    if session.config.memory.budget != "auto":
-        enforce(plan.budget, request.device)
+    request.keep_to(plan.budget)
     for line in generation_lines(plan):
         say(line)
     settings = settings_of(llm, session)

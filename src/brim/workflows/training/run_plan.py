@@ -11,7 +11,7 @@ from brim.batching import Cutter, cutter_of
 from brim.data import Prepared
 from brim.errors import InputError
 from brim.memory import UntraceableError
-from brim.memory.devices import budget_of, device_at_hand, enforce, map_large_blocks, returns_at_once
+from brim.memory.devices import map_large_blocks, returns_at_once
 from brim.models import LLM
 from brim.notes import Note, Say, as_warnings, planned as planned_line, status, warning
 from brim.planning import PlanRequest, TrainingPlan, keep, plan_run, short_plan, too_long
@@ -71,9 +71,8 @@ def plan_of_run(
     Raises InputError naming the rows that do not fit, where batches are partitioned by length.
     """
     request = request_of(session, prepared, course=None if checkpoint is None else checkpoint.state["course"])
-    if request.config.memory.budget != "auto":
-        enforce(budget_of(request.config.memory, request.device, is_at_hand=True), request.device)
-    saved = None if checkpoint is None or replan else _still_holds(session, run, checkpoint, say)
+    request.keep_to(request.budget())
+    saved = None if checkpoint is None or replan else _still_holds(request, session, run, checkpoint, say)
     if saved is not None and checkpoint is not None:
         if saved["plan"] is not None:
             _settle_heap(TrainingPlan.from_dict(saved["plan"]), request)
@@ -146,7 +145,9 @@ def _at_own_risk(plan: TrainingPlan, request: PlanRequest) -> list[str]:
     ]
 
 
-def _still_holds(session: Session, run: RunFolder, checkpoint: Checkpoint, say: Say) -> Mapping[str, Any] | None:
+def _still_holds(
+    request: PlanRequest, session: Session, run: RunFolder, checkpoint: Checkpoint, say: Say
+) -> Mapping[str, Any] | None:
     """Return plan.json's content, where the checkpoint's partition may be kept; None where the run must plan."""
     before, now = checkpoint.state["settings"], session.config.model_dump(mode="json")
     if "cutter" not in checkpoint.state or before.get("memory") != now["memory"]:
@@ -159,8 +160,7 @@ def _still_holds(session: Session, run: RunFolder, checkpoint: Checkpoint, say: 
     saved = _saved(run)
     if saved is None or saved["plan"] is None:
         return saved
-    device = device_at_hand(session.device)
-    budget = budget_of(session.config.memory, device, is_at_hand=True)
+    budget = request.budget()
     needed = TrainingPlan.from_dict(saved["plan"])
     if needed.budget.device != budget.device:
         told = f"the run was planned for {needed.budget.device}; this is {budget.device}, so it is planned again"
