@@ -18,7 +18,7 @@ from brim.memory.events import Work, WorkCount, WorkPlace
 from brim.planning.costs import Calibrations, Correction, calibration, corrected, versions
 from brim.planning.costs.calibration import RunPeaks, combined, of_run
 from brim.planning.costs.traces import Found, Traces
-from brim.planning.training_costs import PlanCache, plan_facts
+from brim.planning.plan_cache import PlanCache, plan_facts
 from brim.storage import Cache, digest, forget_oldest, sealed
 
 # Entries

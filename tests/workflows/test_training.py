@@ -27,7 +27,7 @@ FIGURES = ("loss", "learning_rate", "effective_batch_size", "num_samples", "num_
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch, tiny_base):
     """Plans of its own; traces are those of all."""
-    monkeypatch.setattr("brim.planning.training_costs._KIND", f"plans of {tmp_path.name}")
+    monkeypatch.setattr("brim.planning.plan_cache._KIND", f"plans of {tmp_path.name}")
     monkeypatch.setattr("brim.planning.costs.calibration._KIND", f"calibrations of {tmp_path.name}")
 
 
@@ -191,7 +191,7 @@ def test_a_run_after_brim_plan_is_the_run_without_it(tiny_base, tmp_path, own_ca
 
 
 def test_a_plan_that_is_damaged_on_the_disk_is_made_again(tiny_base, tmp_path, own_cache):
-    from brim.planning import training_costs as plan_cache
+    from brim.planning import plan_cache
     from brim.storage import cache_folder
 
     config, said = settings(tiny_base), []

@@ -16,7 +16,7 @@ from .request import (
     generation_request as generation_request,
     rows_by_hand as rows_by_hand,
 )
-from .training import keep as keep, plan_run as plan_run, remember as remember, too_long as too_long
+from .training import keep as keep, plan_run as plan_run, too_long as too_long
 from .words import (
     generation_lines as generation_lines,
     generation_words as generation_words,

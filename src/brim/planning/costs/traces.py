@@ -260,14 +260,7 @@ class Traces:
 
     def _read(self) -> Known:
         """Return what is kept; nothing where nothing is, or what is damaged."""
-        saved = None if self._cache is None else self._cache.read(self._name)
-        if self._cache is None or saved is None:
-            return Known()
-        try:
-            return _parsed(saved)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            self._cache.refuse(self._name)
-            return Known()
+        return (self._cache and self._cache.read(self._name, _parsed)) or Known()
 
     def _facts(self) -> dict[str, object]:
         is_cpu = self.device.is_cpu

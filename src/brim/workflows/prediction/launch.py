@@ -332,8 +332,7 @@ def _proofs(request: GenerationRequest) -> tuple[Cache, str]:
 def proven_bytes(request: GenerationRequest) -> int:
     """Return the largest uncorrected prediction, of bytes allocated, that was tried and fitted; 0: none was."""
     cache, name = _proofs(request)
-    saved = cache.read(name)
-    return saved if isinstance(saved, int) else 0
+    return cache.read(name, int) or 0
 
 
 def _keep_proof(request: GenerationRequest, predicted_bytes: int) -> None:

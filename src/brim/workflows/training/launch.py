@@ -41,7 +41,6 @@ from brim.planning import (
     Candidate,
     PlanRequest,
     TrainingPlan,
-    remember,
     rows_of_shape,
     training_words,
 )
@@ -72,8 +71,22 @@ class Launched:
 
     def remember(self, steps: Iterable[Peak], device: torch.device) -> None:
         """Record what the steps took, for later plans."""
-        if self.plan is not None and self.plan.costs is not None:
-            remember(self.request, self.plan.costs, steps, self.measured, device)
+        if self.plan is None or self.plan.costs is None:
+            return
+        costs = self.plan.costs
+        seen = [(costs.uncorrected(step.predicted_bytes), step.measured_bytes) for step in steps]
+        seen += [(predicted_bytes, probe.peak_bytes) for predicted_bytes, probe in self.measured]
+        peaks = [(predicted, measured) for predicted, measured in seen if measured is not None]
+        outside_bytes = _outside_bytes(device)
+        self.request.calibrations.learn(peaks, static_bytes=costs.static_bytes, outside_bytes=outside_bytes)
+
+
+def _outside_bytes(device: torch.device) -> int | None:
+    """Return the part of a GPU that is neither free nor PyTorch's: the context, libraries, other processes."""
+    if device.type != "cuda":
+        return None
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return int(total_bytes - free_bytes - torch.cuda.memory_reserved(device))
 
 
 def launch(plan: TrainingPlan | None, request: PlanRequest, llm: LLM, *, pad_id: int, say: Say) -> Launched:
