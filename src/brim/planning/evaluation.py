@@ -5,16 +5,15 @@ Where the architecture cannot be traced, batches are tried out instead.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from brim.batching import ByLength, Costs, Totals, cut_totals
+from brim.batching import Costs, Totals, cut_totals
 from brim.batching.memory import peak_meter
 from brim.config.schema import Config, NoTrainer
 from brim.data.tokens import TokenRows
@@ -22,25 +21,15 @@ from brim.infer.engines import Batches, RowsAtOnce, RowsByCost, RowsByTrial, Sma
 from brim.infer.metrics import score_rows
 from brim.memory import UntraceableError
 from brim.memory.closed_form import forward_bound
-from brim.memory.devices import Budget, device_at_hand, map_large_blocks, returns_at_once
+from brim.memory.devices import Budget, device_at_hand, settle_heap
 from brim.models import LLM, read_architecture
-from brim.notes import Note, Say, planned, short_of, status
+from brim.notes import Note, Say, status
 from brim.planning.costs import ForwardPasses, Shape, Traces, enough_tokens, forward_costs
+from brim.planning.plan import ForwardPlan, Source, Unplanned
 from brim.planning.request import NOT_TRACED, WORTH_TRACING_S, ForwardRequest
 from brim.session import Session
-from brim.units import format_bytes, format_count, format_seconds
 
 _NEARLY_ALL = 0.9  # of the memory: a batch that is predicted to take so much is traced itself
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unplanned:
-    """Stand for the plan of an architecture that cannot be traced."""
-
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.reason}; so batches are tried out: the longest row alone, then twice as many tokens each time"
 
 
 def batches_for(
@@ -125,9 +114,7 @@ def batches_of(
     """Return what runs rows as planned. One object is for all evaluations of a run."""
     if isinstance(plan, Unplanned):
         return RowsByTrial(peak_meter(device), on_smaller=on_smaller)
-    is_ample = 2 * plan.total_bytes <= plan.budget.limit_bytes
-    if device.type == "cpu" and not is_ample and not returns_at_once(os.environ):
-        map_large_blocks()
+    settle_heap(is_cpu=device.type == "cpu", is_ample=plan.is_ample)
     return RowsByCost(plan.cutter(), on_smaller=on_smaller)
 
 
@@ -220,47 +207,6 @@ _MOST_ROUNDS = 3  # the allocator's overhead depends on the shapes, which depend
 
 
 _MOST_HELD = 1.5  # times what is allocated: PyTorch's allocator does not come to hold more
-
-
-Source: TypeAlias = Literal["traced", "closed form"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardPlan:
-    """Describe batches for rows that are scored, and the reason for them."""
-
-    budget: Budget
-    costs: Costs
-    source: Source  # of the costs
-    cap_bytes: int  # allocated by a batch, lower where larger ones are no faster; some rows may exceed it alone
-    widest: Shape  # rows, tokens
-    widest_bytes: int  # allocated
-    total_bytes: int  # at the peak, with what lies outside PyTorch and what its allocator holds beyond
-    num_batches: int
-    padding: float  # padded tokens by real ones
-    seconds: float
-    num_too_long: int  # rows that do not fit even alone, by the prediction; they are tried
-    reason: str
-    largest: bool = False  # the fewest batches, then least padding; else least predicted time
-
-    def cutter(self) -> ByLength:
-        """Return what divides the rows into batches."""
-        return ByLength(costs=self.costs, cap_bytes=self.cap_bytes, largest=self.largest)
-
-    def facts(self) -> tuple[Note, Note, Note]:
-        """Return batches, memory and time, each with its label."""
-        rows, tokens = self.widest
-        batches = f"{format_count(self.num_batches, 'batch', 'batches')} of up to {rows:,} × {tokens:,} tokens"
-        at_most = "at most " if self.source == "closed form" else ""
-        memory = f"{at_most}{format_bytes(self.total_bytes)} of {format_bytes(self.budget.limit_bytes)}"
-        return (
-            planned("batch", f"{batches}, {self.padding - 1:.1%} padding ({self.reason})", short=batches),
-            planned("memory", f"{memory} ({self.budget.limit_reason})", short=memory),
-            planned("time", f"about {format_seconds(self.seconds)} (estimated)"),
-        )
-
-    def __str__(self) -> str:
-        return "; ".join(short_of(fact) for fact in self.facts()) + f" ({self.reason})"
 
 
 def forward_plan(

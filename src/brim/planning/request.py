@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ from brim.data.tokens import TokenRows, rows_of_step
 from brim.errors import ConfigError, Problem
 from brim.infer.engines import MemoryRoom, SlotsEngine, StaticEngine, generation_settings, model_class
 from brim.memory import Asked, ConfigWorkload, tracing
+from brim.memory.allocator import AllocatorSettings
+from brim.memory.cuda import CudaTarget
 from brim.memory.devices import Budget, Device, budget_of, device_at_hand, enforce
 from brim.models import LLM, read_architecture
 from brim.models.folders import ModelFolder
@@ -121,8 +124,15 @@ class Request:
 
         Raises UntraceableError for an architecture that cannot be traced.
         """
+        device = self.device
+        target = None if device.is_cpu else CudaTarget(compute_capability=device.capability or (8, 0))
         with tracing(self.folder):
-            yield Traces.of(make, config or self.config, self.folder, self.architecture, self.device, is_kept=is_kept)
+            yield Traces(
+                make(ConfigWorkload(config or self.config, self.folder, self.architecture, target=target)),
+                device,
+                settings=AllocatorSettings.from_environment(os.environ),
+                folder=cache_folder() if is_kept else None,
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ need not be tried again before each job. vLLM, where it is asked for, gets folde
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,7 +38,7 @@ from brim.infer.engines import (
     end_ids_of,
     generation_settings,
 )
-from brim.memory.devices import budget_of, device_at_hand, map_large_blocks, returns_at_once
+from brim.memory.devices import budget_of, device_at_hand, settle_heap
 from brim.memory.generation import peak_passes
 from brim.models import LLM, precision
 from brim.models.folders import AdapterFolder, open_adapter
@@ -186,8 +185,7 @@ def proven(
 
     settings: what `generation_settings` gives. Weights and random states are left as they were.
     """
-    if request.device.is_cpu and not plan.is_ample and not returns_at_once(os.environ):
-        map_large_blocks()
+    settle_heap(is_cpu=request.device.is_cpu, is_ample=plan.is_ample)
     free_caches()  # what traces leave holds memory until Python looks for circles
     reason = _why_not(plan, request)
     if not reason and not request.is_slots:

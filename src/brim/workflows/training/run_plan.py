@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from brim.batching import Cutter, cutter_of
 from brim.data import Prepared
 from brim.errors import InputError
 from brim.memory import UntraceableError
-from brim.memory.devices import map_large_blocks, returns_at_once
+from brim.memory.devices import settle_heap
 from brim.models import LLM
 from brim.notes import Note, Say, as_warnings, planned as planned_line, status, warning
 from brim.planning import PlanRequest, TrainingPlan, keep, plan_run, short_plan, too_long
@@ -112,17 +111,10 @@ def _without_plan(request: PlanRequest) -> Iterator[str]:
 
 
 def _settle_heap(plan: TrainingPlan, request: PlanRequest) -> list[str]:
-    """Let freed memory of a CPU go back to the system where it may become scarce; elsewhere, return a note.
-
-    The user's own setting wins.
-    """
-    if not request.device.is_cpu or returns_at_once(os.environ):
+    """Settle the heap of a CPU; where what is freed is kept, return a note. With a budget `keep_to` has done it."""
+    is_kept = settle_heap(is_cpu=request.device.is_cpu, is_ample=plan.is_ample)
+    if not is_kept or request.config.memory.budget != "auto":
         return []
-    if not plan.is_ample:
-        map_large_blocks()
-        return []
-    if request.config.memory.budget != "auto":
-        return []  # `enforce` has done it
     return [
         Note(
             "the process will come to hold more than the plan needs, as peak_bytes will show: memory is ample, so the "
