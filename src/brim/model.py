@@ -34,7 +34,6 @@ from brim.workflows.prediction import (
     base_of,
     check_pooling,
     evaluate_splits,
-    export_trained,
     predict,
     prompts_of_texts,
     require_rows,
@@ -43,7 +42,7 @@ from brim.workflows.prediction import (
     with_stored_template,
 )
 from brim.workflows.runs import EvaluateResult, ExportResult, PredictResult, RunNotes, TrainResult, with_trained_weights
-from brim.workflows.training import prepared_for, train
+from brim.workflows.training import export_trained, prepared_for, train
 
 
 class Model:

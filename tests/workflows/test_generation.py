@@ -26,6 +26,7 @@ from brim.planning.costs.calibration import TELLING_BYTES
 from brim.planning.evaluation import Unplanned, batches_of, plan_forward
 from brim.planning.generation import plan_job
 from brim.planning.request import generation_request
+from brim.planning.words import forward_in_short
 from brim.session import open_session, say_nothing
 from brim.workflows.prediction import launch as engine_choice
 from brim.workflows.prediction.job import differences, fingerprint
@@ -189,7 +190,7 @@ def test_a_job_that_is_shorter_than_tracing_is_planned_by_a_bound_and_a_longer_o
     lengths = np.array([5, 9, 30, 60])
     plan = plan_forward(session, lengths)
     assert plan.source == "closed form"
-    assert str(plan).endswith("(by an upper bound, not traced: tracing pays from 30.0 s on)")
+    assert forward_in_short(plan).endswith("(by an upper bound, not traced: tracing pays from 30.0 s on)")
     assert isinstance(batches_of(plan, session.device, on_smaller=print), RowsByCost)
     monkeypatch.setattr(forward_planning, "WORTH_TRACING_S", 0.0)
     first = plan_forward(session, lengths)

@@ -27,6 +27,7 @@ from brim.notes import Note, Say, status
 from brim.planning.costs import ForwardPasses, Shape, Traces, enough_tokens, forward_costs
 from brim.planning.plan import ForwardPlan, Source, Unplanned
 from brim.planning.request import NOT_TRACED, WORTH_TRACING_S, ForwardRequest
+from brim.planning.words import forward_in_short, forward_lines
 from brim.session import Session
 
 _NEARLY_ALL = 0.9  # of the memory: a batch that is predicted to take so much is traced itself
@@ -64,11 +65,12 @@ def batches_for(
     plan = plan_forward(session, lengths, llm=llm, beside_bytes=beside_bytes, whole_tokens=whole_tokens)
     if isinstance(plan, Unplanned) and whole_tokens is not None:
         return RowsAtOnce(whole_tokens, on_smaller=on_smaller or tell)  # of which fewer go on once memory runs out
-    is_part = beside_bytes is not None or whole_tokens is not None
-    if is_part or isinstance(plan, Unplanned):
+    if isinstance(plan, Unplanned):
         say(Note(f"{doing}: {plan}", kind="detail"))
+    elif beside_bytes is not None or whole_tokens is not None:  # it is a part of what is done
+        say(Note(f"{doing}: {forward_in_short(plan)}", kind="detail"))
     else:
-        for fact in plan.facts():
+        for fact in forward_lines(plan):
             say(fact)
     return batches_of(plan, session.device, on_smaller=on_smaller or tell)
 

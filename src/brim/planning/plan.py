@@ -18,7 +18,6 @@ from pydantic import TypeAdapter
 from brim.batching import ByLength, Costs
 from brim.infer.engines import CacheCosts, CacheShape, FixedRoom, MemoryRoom, Room
 from brim.memory.devices import Budget
-from brim.notes import Note, planned, short_of
 from brim.planning.costs import BoundBy, Shape
 from brim.units import format_bytes, format_count, format_seconds
 
@@ -152,21 +151,6 @@ class ForwardPlan:
     def cutter(self) -> ByLength:
         """Return what divides the rows into batches."""
         return ByLength(costs=self.costs, cap_bytes=self.cap_bytes, largest=self.largest)
-
-    def facts(self) -> tuple[Note, Note, Note]:
-        """Return batches, memory and time, each with its label."""
-        rows, tokens = self.widest
-        batches = f"{format_count(self.num_batches, 'batch', 'batches')} of up to {rows:,} × {tokens:,} tokens"
-        at_most = "at most " if self.source == "closed form" else ""
-        memory = f"{at_most}{format_bytes(self.total_bytes)} of {format_bytes(self.budget.limit_bytes)}"
-        return (
-            planned("batch", f"{batches}, {self.padding - 1:.1%} padding ({self.reason})", short=batches),
-            planned("memory", f"{memory} ({self.budget.limit_reason})", short=memory),
-            planned("time", f"about {format_seconds(self.seconds)} (estimated)"),
-        )
-
-    def __str__(self) -> str:
-        return "; ".join(short_of(fact) for fact in self.facts()) + f" ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

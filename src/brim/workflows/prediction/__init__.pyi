@@ -1,7 +1,7 @@
 from .chat import (
     Conversation as Conversation,
-    export_trained as export_trained,
     stream_text as stream_text,
+    template_texts as template_texts,
     with_day_of_run as with_day_of_run,
     with_stored_template as with_stored_template,
 )
@@ -13,6 +13,7 @@ from .evaluation import (
     scored as scored,
     size_for_generating as size_for_generating,
 )
+from .launch import settings_of as settings_of
 from .output import check_output as check_output, summary_path as summary_path, write_predictions as write_predictions
 from .prompts import (
     OnError as OnError,

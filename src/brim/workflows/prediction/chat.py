@@ -28,7 +28,7 @@ from brim.models.loss import base_model
 from brim.notes import Say
 from brim.planning import GenerationPlan, generation_request, plan_job
 from brim.session import Session, say_nothing, with_settings
-from brim.train import RunFolder, export_model
+from brim.train import RunFolder
 from brim.workflows.prediction.evaluation import respond
 from brim.workflows.prediction.launch import constraint_of, engine_by_hand, require_fits, settings_of
 from brim.workflows.prediction.prompts import require_continuable, require_texts
@@ -38,11 +38,6 @@ def template_texts(session: Session) -> TemplateTexts | None:
     """Return the template's source, to be stored with the trained weights; None without `chat`."""
     chat = session.config.chat
     return None if chat is None else read_template(chat.template, session.encoder.folder)
-
-
-def export_trained(llm: LLM, session: Session, run: RunFolder) -> None:
-    """Write the model of a run, with how it generates and the template of its chats."""
-    export_model(llm, run.model, generation=settings_of(llm, session), chat=template_texts(session))
 
 
 def with_stored_template(config: Config, run: RunFolder) -> Config:

@@ -34,12 +34,13 @@ from brim.train import (
     TensorBoardLog,
     TrainState,
     build_job,
+    export_model,
     restore_weights,
     states_in_32_bits,
     stop_request,
 )
 from brim.units import format_count
-from brim.workflows.prediction import export_trained, scored, with_day_of_run
+from brim.workflows.prediction import scored, settings_of, template_texts, with_day_of_run
 from brim.workflows.runs import RunNotes, TrainOrder, TrainResult, model_card
 from brim.workflows.training.launch import Launched, counted_state_bytes
 from brim.workflows.training.resuming import as_begun, where_it_stands, write_head
@@ -216,6 +217,11 @@ def _folder(path: Path, *, resume: bool) -> Iterator[RunFolder]:
             with suppress(OSError):  # it is not empty
                 run.path.rmdir()
         raise
+
+
+def export_trained(llm: LLM, session: Session, run: RunFolder) -> None:
+    """Write the model of a run, with how it generates and the template of its chats."""
+    export_model(llm, run.model, generation=settings_of(llm, session), chat=template_texts(session))
 
 
 def _exported(
