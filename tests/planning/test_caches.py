@@ -189,7 +189,7 @@ def less(plan, num_bytes):
 @pytest.fixture
 def cache(tmp_path):
     """cache(budget, epochs=2): the cache of a plan for these facts."""
-    return lambda budget, **other: PlanCache(tmp_path, facts(**other), budget)
+    return lambda budget, **other: PlanCache(facts(**other), budget, folder=tmp_path)
 
 
 def test_a_plan_is_found_by_equal_work_and_no_other(cache):

@@ -12,6 +12,7 @@ from .plan import (
 from .request import (
     GenerationRequest as GenerationRequest,
     PlanRequest as PlanRequest,
+    at_hand as at_hand,
     cannot as cannot,
     generation_request as generation_request,
     rows_by_hand as rows_by_hand,

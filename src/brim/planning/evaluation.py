@@ -21,12 +21,12 @@ from brim.infer.engines import Batches, RowsAtOnce, RowsByCost, RowsByTrial, Sma
 from brim.infer.metrics import score_rows
 from brim.memory import UntraceableError
 from brim.memory.closed_form import forward_bound
-from brim.memory.devices import Budget, device_at_hand, settle_heap
-from brim.models import LLM, read_architecture
+from brim.memory.devices import Budget, settle_heap
+from brim.models import LLM
 from brim.notes import Note, Say, status
 from brim.planning.costs import ForwardPasses, Shape, Traces, enough_tokens, forward_costs
 from brim.planning.plan import ForwardPlan, Source, Unplanned
-from brim.planning.request import NOT_TRACED, WORTH_TRACING_S, ForwardRequest
+from brim.planning.request import NOT_TRACED, WORTH_TRACING_S, ForwardRequest, at_hand
 from brim.planning.words import forward_in_short, forward_lines
 from brim.session import Session
 
@@ -91,11 +91,8 @@ def plan_forward(
     """
     trains = beside_bytes is not None
     request = ForwardRequest(
+        **at_hand(session),
         config=session.config if trains else _untrained(session.config),
-        folder=session.folder,
-        architecture=read_architecture(session.folder, trust_remote_code=session.config.trust_remote_code),
-        device=device_at_hand(session.device),
-        is_at_hand=True,
         held_bytes=0 if llm is None else llm.held_bytes,
         lengths=np.asarray(lengths, dtype=np.int64),
         beside_bytes=beside_bytes,

@@ -17,7 +17,7 @@ from brim.config.schema import Config, FinetuneTrainer
 from brim.memory.devices import Budget
 from brim.planning.costs import versions
 from brim.planning.plan import TrainingPlan
-from brim.storage import Cache, digest
+from brim.storage import Cache, cache_folder, digest
 
 _KIND = "plans"
 
@@ -75,8 +75,8 @@ _IRRELEVANT_TO_STEPS = {
 class PlanCache:
     """Keep the plan of one piece of work under a budget. `note`: what was wrong with the file, if anything was."""
 
-    def __init__(self, folder: Path, facts: Mapping[str, Any], budget: Budget) -> None:
-        self._cache = Cache(folder, _KIND)
+    def __init__(self, facts: Mapping[str, Any], budget: Budget, *, folder: Path | None = None) -> None:
+        self._cache = Cache(folder or cache_folder(), _KIND)
         self._budget = budget
         # The device, the margin's cause and what is outside PyTorch are part of the work; only free memory varies.
         bucket = math.floor(math.log(max(budget.reserved_bytes, 1), _STEP))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -116,6 +116,10 @@ class Request:
         if self.config.memory.budget != "auto":
             enforce(budget, self.device)
 
+    def tracing(self) -> AbstractContextManager[None]:
+        """Let one thread trace at a time. Raises UntraceableError for an architecture that cannot be traced."""
+        return tracing(self.folder)
+
     @contextmanager
     def traces(
         self, make: Callable[[ConfigWorkload], TracedWorkload], *, config: Config | None = None, is_kept: bool = True
@@ -126,13 +130,23 @@ class Request:
         """
         device = self.device
         target = None if device.is_cpu else CudaTarget(compute_capability=device.capability or (8, 0))
-        with tracing(self.folder):
+        with self.tracing():
             yield Traces(
                 make(ConfigWorkload(config or self.config, self.folder, self.architecture, target=target)),
                 device,
                 settings=AllocatorSettings.from_environment(os.environ),
                 folder=cache_folder() if is_kept else None,
             )
+
+
+def at_hand(session: Session) -> dict[str, Any]:
+    """Return what a request of the session's model on its own device begins with."""
+    return {
+        "folder": session.folder,
+        "architecture": read_architecture(session.folder, trust_remote_code=session.config.trust_remote_code),
+        "device": device_at_hand(session.device),
+        "is_at_hand": True,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,21 +383,17 @@ def generation_request(
     lengths: tokens of the prompts. fixed_rows: None: as the trainer's section says.
     Raises ConfigError where brim's own engine is asked for and cannot do it.
     """
-    config, folder = session.config, session.folder
     if asked is None:
-        architecture = read_architecture(folder, trust_remote_code=config.trust_remote_code)
-        device = device_at_hand(session.device)
+        where = at_hand(session)
     else:
-        architecture, device = asked.architecture, asked.device
-    engine, reason = _engine(config, architecture)
+        where = {"folder": session.folder, "architecture": asked.architecture, "device": asked.device}
+        where["is_at_hand"] = is_at_hand
+    engine, reason = _engine(session.config, where["architecture"])
     return GenerationRequest(
-        config=config,
-        folder=folder,
-        architecture=architecture,
-        device=device,
-        is_at_hand=is_at_hand,
+        **where,
+        config=session.config,
         lengths=-np.sort(-np.asarray(lengths, dtype=np.int64)),
-        fixed_rows=rows_by_hand(config) if fixed_rows is None else fixed_rows,
+        fixed_rows=rows_by_hand(session.config) if fixed_rows is None else fixed_rows,
         held_bytes=0 if llm is None else llm.held_bytes,
         engine=engine,
         engine_reason=reason,

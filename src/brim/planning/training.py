@@ -18,7 +18,7 @@ from brim.batching import Costs
 from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer
 from brim.errors import Problem
-from brim.memory import tracing, what_helps
+from brim.memory import what_helps
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.devices import Budget, cpu_device, devices
 from brim.models import own_dropout
@@ -29,7 +29,6 @@ from brim.planning.costs import Correction, Shape, Traces, TrainingSteps, second
 from brim.planning.plan import Candidate, LongRow, TrainingPlan, Way, summarize_lengths
 from brim.planning.plan_cache import PlanCache, plan_facts
 from brim.planning.request import PlanRequest
-from brim.storage import cache_folder
 from brim.units import format_bytes, format_count
 
 _MOST_ROWS_NAMED = 5
@@ -120,7 +119,7 @@ def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, e
     facts |= {"every_way": every_way}
     if not request.device.is_cpu:
         facts |= {"allocator": str(AllocatorSettings.from_environment(os.environ))}
-    return PlanCache(cache_folder(), {**facts, "scale": correction.scale} if every_way else facts, budget)
+    return PlanCache({**facts, "scale": correction.scale} if every_way else facts, budget)
 
 
 def _cached(
@@ -186,13 +185,13 @@ def traced(
 
 
 def _traced(request: PlanRequest, way: Way, traces: Traces, budget: Budget, scale: float, say: Say) -> WayCosts:
-    task, folder = request.task, request.folder
+    task = request.task
     basics = traces.basics
     peak = traces.peak_surface(
         task.lengths,
         most_rows=task.fixed_rows or task.effective_batch_size,
         cap_bytes=round(budget.reserved_bytes / max(scale, 1.0)),
-        context_length=folder.context_length,
+        context_length=request.folder.context_length,
     )
     time = traces.time(
         task.lengths,
@@ -208,11 +207,11 @@ def _traced(request: PlanRequest, way: Way, traces: Traces, budget: Budget, scal
     costs = Costs(peak=peak, static_bytes=basics["static"], time=time.surface, scale=scale)
 
     def overhead(of: Sequence[Shape]) -> int:
-        with tracing(folder):
+        with request.tracing():
             return traces.overhead_of(of)
 
     def traced_at(rows: int, tokens: int) -> Costs:
-        with tracing(folder):
+        with request.tracing():
             return traces.verified(costs, rows=rows, tokens=tokens)
 
     return WayCosts(
