@@ -21,17 +21,16 @@ from brim.infer.engines import RowsByCost, RowsByTrial, SlotsEngine, StaticEngin
 from brim.infer.metrics import BATCH_TOKENS
 from brim.memory.devices import budget as at_hand_budget
 from brim.models import load_llm
-from brim.planning import evaluation as forward_planning
+from brim.planning import Unplanned, evaluation as forward_planning, plan_forward, scoring_lines
 from brim.planning.costs.calibration import TELLING_BYTES
-from brim.planning.evaluation import Unplanned, batches_of, plan_forward
 from brim.planning.generation import plan_job
 from brim.planning.request import generation_request
-from brim.planning.words import forward_in_short
 from brim.session import open_session, say_nothing
 from brim.workflows.prediction import launch as engine_choice
 from brim.workflows.prediction.job import differences, fingerprint
 from brim.workflows.prediction.launch import planned_engine, proven, settings_of, vllm_engine
 from brim.workflows.prediction.run import Generation
+from brim.workflows.prediction.scoring import batches_of
 
 LENGTHS = [20] * 10 + [10] * 30
 
@@ -190,7 +189,8 @@ def test_a_job_that_is_shorter_than_tracing_is_planned_by_a_bound_and_a_longer_o
     lengths = np.array([5, 9, 30, 60])
     plan = plan_forward(session, lengths)
     assert plan.source == "closed form"
-    assert forward_in_short(plan).endswith("(by an upper bound, not traced: tracing pays from 30.0 s on)")
+    (told,) = scoring_lines(plan, doing="scoring", is_part=True)
+    assert told.endswith("(by an upper bound, not traced: tracing pays from 30.0 s on)")
     assert isinstance(batches_of(plan, session.device, on_smaller=print), RowsByCost)
     monkeypatch.setattr(forward_planning, "WORTH_TRACING_S", 0.0)
     first = plan_forward(session, lengths)

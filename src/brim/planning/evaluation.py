@@ -1,7 +1,4 @@
-"""Plan how rows are batched for forward passes without gradients: a cap in bytes, memory and time.
-
-Where the architecture cannot be traced, batches are tried out instead.
-"""
+"""Plan how rows are batched for forward passes without gradients: a cap in bytes, memory and time."""
 
 from __future__ import annotations
 
@@ -10,69 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
 from brim.batching import Costs, Totals, cut_totals
-from brim.batching.memory import peak_meter
 from brim.config.schema import Config, NoTrainer
-from brim.data.tokens import TokenRows
-from brim.infer.engines import Batches, RowsAtOnce, RowsByCost, RowsByTrial, Smaller
-from brim.infer.metrics import score_rows
 from brim.memory import UntraceableError
 from brim.memory.closed_form import forward_bound
-from brim.memory.devices import Budget, settle_heap
+from brim.memory.devices import Budget
 from brim.models import LLM
-from brim.notes import Note, Say, status
 from brim.planning.costs import ForwardPasses, Shape, Traces, enough_tokens, forward_costs
 from brim.planning.plan import ForwardPlan, Source, Unplanned
-from brim.planning.request import NOT_TRACED, WORTH_TRACING_S, ForwardRequest, at_hand
-from brim.planning.words import forward_in_short, forward_lines
+from brim.planning.request import NOT_TRACED, WORTH_TRACING_S, ForwardRequest
 from brim.session import Session
 
 _NEARLY_ALL = 0.9  # of the memory: a batch that is predicted to take so much is traced itself
-
-
-def batches_for(
-    session: Session,
-    splits: Sequence[TokenRows],
-    *,
-    llm: LLM | None = None,
-    beside_bytes: int | None = None,
-    say: Say,
-    on_smaller: Callable[[Smaller], None] | None = None,
-    whole_tokens: int | None = None,
-) -> Batches:
-    """Return the batches of trainer.eval_batch_size: so many rows together, or as planned, which is noted.
-
-    splits: that are run one after the other, with at least one row in all. llm, beside_bytes: as in `plan_forward`.
-    on_smaller: called where memory did not allow what was planned; None: a note is given.
-    whole_tokens: for batches of up to so many tokens that are made already, and stay whole where memory allows it;
-    trainer.eval_batch_size does not apply to them.
-    """
-
-    def tell(smaller: Smaller) -> None:
-        say(str(smaller))
-
-    given = session.config.trainer.eval_batch_size if whole_tokens is None else None
-    if given is not None and given != "auto":
-        return RowsAtOnce(given, on_smaller=on_smaller or tell)
-    if llm is not None and llm.device.type == "cpu":
-        _read_weights(llm, next(rows for rows in splits if len(rows)), session.encoder.pad_id)
-    doing = "evaluation" if whole_tokens is None else "scoring"
-    say(status(f"planning the {doing}"))
-    lengths = np.concatenate([rows.lengths for rows in splits])
-    plan = plan_forward(session, lengths, llm=llm, beside_bytes=beside_bytes, whole_tokens=whole_tokens)
-    if isinstance(plan, Unplanned) and whole_tokens is not None:
-        return RowsAtOnce(whole_tokens, on_smaller=on_smaller or tell)  # of which fewer go on once memory runs out
-    if isinstance(plan, Unplanned):
-        say(Note(f"{doing}: {plan}", kind="detail"))
-    elif beside_bytes is not None or whole_tokens is not None:  # it is a part of what is done
-        say(Note(f"{doing}: {forward_in_short(plan)}", kind="detail"))
-    else:
-        for fact in forward_lines(plan):
-            say(fact)
-    return batches_of(plan, session.device, on_smaller=on_smaller or tell)
 
 
 def plan_forward(
@@ -87,11 +35,12 @@ def plan_forward(
 
     lengths: of at least one row. llm: where it is loaded already; on a CPU it has run once. beside_bytes: tensors that
     are not there yet, and will be in the midst of training: the optimizer's state; None: nothing is trained.
-    whole_tokens: as in `batches_for`; None: as many as make batches faster.
+    whole_tokens: of batches that are made already, and stay whole where memory allows it; None: as many as make them
+    faster.
     """
     trains = beside_bytes is not None
     request = ForwardRequest(
-        **at_hand(session),
+        **ForwardRequest.at_hand(session),
         config=session.config if trains else _untrained(session.config),
         held_bytes=0 if llm is None else llm.held_bytes,
         lengths=np.asarray(lengths, dtype=np.int64),
@@ -105,16 +54,6 @@ def plan_forward(
             return job.in_closed_form(traces) or job.traced(traces)
     except UntraceableError as error:
         return Unplanned(reason=error.problems[0].what)
-
-
-def batches_of(
-    plan: ForwardPlan | Unplanned, device: torch.device, *, on_smaller: Callable[[Smaller], None]
-) -> Batches:
-    """Return what runs rows as planned. One object is for all evaluations of a run."""
-    if isinstance(plan, Unplanned):
-        return RowsByTrial(peak_meter(device), on_smaller=on_smaller)
-    settle_heap(is_cpu=device.type == "cpu", is_ample=plan.is_ample)
-    return RowsByCost(plan.cutter(), on_smaller=on_smaller)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,20 +120,6 @@ class _Job:
 def _untrained(config: Config) -> Config:
     """Return the configuration of a model that is loaded only to be run."""
     return config.model_copy(update={"trainer": NoTrainer(chunked_loss=config.trainer.chunked_loss)})
-
-
-def _read_weights(llm: LLM, rows: TokenRows, pad_id: int) -> None:
-    """Read the weights, which are mapped from their files, into memory, with what the first pass imports."""
-    shortest = rows.take([int(np.argmin(rows.lengths))])
-    score_rows(
-        llm.model,
-        shortest,
-        pad_id=pad_id,
-        batches=RowsAtOnce(1),
-        device=llm.device,
-        precision=llm.precision,
-        head=llm.head,
-    )
 
 
 # Rows are taken in the order of their lengths, so many at a time: of a million rows, those of a window differ in

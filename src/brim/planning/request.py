@@ -65,6 +65,16 @@ class Request:
     is_at_hand: bool  # the work will take place on this very device
     held_bytes: int = 0  # of the weights, where they are loaded already
 
+    @staticmethod
+    def at_hand(session: Session) -> dict[str, Any]:
+        """Return what a request of the session's model on its own device begins with."""
+        return {
+            "folder": session.folder,
+            "architecture": read_architecture(session.folder, trust_remote_code=session.config.trust_remote_code),
+            "device": device_at_hand(session.device),
+            "is_at_hand": True,
+        }
+
     @property
     def trains(self) -> bool:
         """Return whether there will be a backward pass."""
@@ -137,16 +147,6 @@ class Request:
                 settings=AllocatorSettings.from_environment(os.environ),
                 folder=cache_folder() if is_kept else None,
             )
-
-
-def at_hand(session: Session) -> dict[str, Any]:
-    """Return what a request of the session's model on its own device begins with."""
-    return {
-        "folder": session.folder,
-        "architecture": read_architecture(session.folder, trust_remote_code=session.config.trust_remote_code),
-        "device": device_at_hand(session.device),
-        "is_at_hand": True,
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,7 +384,7 @@ def generation_request(
     Raises ConfigError where brim's own engine is asked for and cannot do it.
     """
     if asked is None:
-        where = at_hand(session)
+        where = Request.at_hand(session)
     else:
         where = {"folder": session.folder, "architecture": asked.architecture, "device": asked.device}
         where["is_at_hand"] = is_at_hand

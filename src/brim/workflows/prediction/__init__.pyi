@@ -10,7 +10,6 @@ from .evaluation import (
     Contender as Contender,
     base_of as base_of,
     evaluate_splits as evaluate_splits,
-    scored as scored,
     size_for_generating as size_for_generating,
 )
 from .launch import settings_of as settings_of
@@ -28,3 +27,4 @@ from .run import (
     plan_prediction as plan_prediction,
     predict as predict,
 )
+from .scoring import batches_for as batches_for, scored as scored

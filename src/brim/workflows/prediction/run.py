@@ -32,12 +32,12 @@ from brim.memory import Asked, ask
 from brim.memory.devices import Budget
 from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import Note, Say, planned, status, warning
-from brim.planning import GenerationPlan, batches_for, generation_request, plan_job, rows_by_hand
+from brim.planning import GenerationPlan, generation_request, plan_job, rows_by_hand
 from brim.session import Session, say_nothing, with_labels
 from brim.storage import writing
 from brim.train import interruption
 from brim.units import format_bytes, format_count
-from brim.workflows.prediction.evaluation import responses_to, said, scored
+from brim.workflows.prediction.evaluation import responses_to
 from brim.workflows.prediction.job import Job, fingerprint, job_settings, open_job
 from brim.workflows.prediction.launch import engine_by_hand, planned_engine, vllm_engine
 from brim.workflows.prediction.output import (
@@ -63,6 +63,7 @@ from brim.workflows.prediction.prompts import (
     row_keys,
     with_policies,
 )
+from brim.workflows.prediction.scoring import batches_for, said, scored
 from brim.workflows.runs import PredictResult
 
 

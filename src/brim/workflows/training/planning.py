@@ -20,7 +20,7 @@ from brim.errors import ConfigError, InputError
 from brim.memory import MOST_MADE_UP, MOST_TOKENS, Asked, ask, require_in_context, require_whole
 from brim.models import no_library_warnings
 from brim.notes import Say, status
-from brim.planning import PlanRequest, TrainingPlan, at_hand, plan_run
+from brim.planning import PlanRequest, TrainingPlan, plan_run
 from brim.report import listening, show
 from brim.session import Session, choice_notes, with_length_of_labels
 from brim.train import RunLength
@@ -110,7 +110,7 @@ def request_of(session: Session, prepared: Prepared, *, course: Mapping[str, Any
         session.config,
         prepared.splits["train"],
         course=course,
-        **at_hand(session),
+        **PlanRequest.at_hand(session),
     )
 
 

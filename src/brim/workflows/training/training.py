@@ -19,7 +19,6 @@ from brim.data.tokens import TokenRows
 from brim.errors import CheckpointError, InputError
 from brim.models import LLM, load_llm, model_note, no_library_warnings, require_trainable, unquantised_experts
 from brim.notes import Note, Say, planned, status, warning
-from brim.planning import batches_for
 from brim.session import Session, choice_notes, open_session, with_choices, with_dataset, with_labels, with_rows
 from brim.storage import write_text, writing
 from brim.train import (
@@ -40,7 +39,7 @@ from brim.train import (
     stop_request,
 )
 from brim.units import format_count
-from brim.workflows.prediction import scored, settings_of, template_texts, with_day_of_run
+from brim.workflows.prediction import batches_for, scored, settings_of, template_texts, with_day_of_run
 from brim.workflows.runs import RunNotes, TrainOrder, TrainResult, model_card
 from brim.workflows.training.launch import Launched, counted_state_bytes
 from brim.workflows.training.resuming import as_begun, where_it_stands, write_head
