@@ -247,7 +247,7 @@ def test_what_the_device_shows_changes_what_the_phases_take(tiny_base, monkeypat
     made = ready(tiny_base, trainer={**RAMP, "use_maximum_batch_size": True})
     assert made.request.largest_batch(made.plan) == 24
     plan = tight(made.plan, cap_bytes=int(made.plan.costs.peak_bytes(2, made.request.task.longest)))
-    monkeypatch.setattr("brim.planning.costs.timing._SHARE_OF_RUN", 1e4)
+    monkeypatch.setattr("brim.workflows.training.timing._SHARE_OF_RUN", 1e4)
     launched = launch(plan, made.request, made.llm, pad_id=0, say=lambda line: None).plan
     assert [phase.size for phase in launched.phases] == [2, 4, 8]
     cuts = [phase.micro_batches_per_step for phase in launched.phases]

@@ -169,7 +169,7 @@ def test_a_damaged_plan_of_a_run_is_made_again(tiny_base, tmp_path):
 
 
 def test_a_second_run_is_the_first_to_the_bit_although_that_one_measured(tiny_base, tmp_path, monkeypatch, own_cache):
-    monkeypatch.setattr("brim.planning.costs.timing._SHARE_OF_RUN", 1e4)
+    monkeypatch.setattr("brim.workflows.training.timing._SHARE_OF_RUN", 1e4)
     config = settings(tiny_base, **DROPOUT)
     first, second = (train(config, tmp_path / name) for name in ("first", "second"))
     plans = [plan_of(folder) for folder in (first, second)]
@@ -214,7 +214,7 @@ def test_probes_and_timings_change_no_loss(tiny_base, tmp_path, monkeypatch, own
     assert plan_of(plain)["launch"]["probes"] == []
     monkeypatch.setattr("brim.planning.plan.TrainingPlan.is_ample", False)
     monkeypatch.setattr("brim.workflows.training.run_plan._settle_heap", lambda plan, request: [])
-    monkeypatch.setattr("brim.planning.costs.timing._SHARE_OF_RUN", 1e4)
+    monkeypatch.setattr("brim.workflows.training.timing._SHARE_OF_RUN", 1e4)
     probed = train(config, tmp_path / "probed", replan=True)
     assert len(plan_of(probed)["launch"]["probes"]) == 1
     assert "; timed " in plan_of(probed)["launch"]["told"]

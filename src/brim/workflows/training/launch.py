@@ -44,9 +44,10 @@ from brim.planning import (
     rows_of_shape,
     training_words,
 )
-from brim.planning.costs import TimeFit, Timing, corrected
+from brim.planning.costs import corrected
 from brim.train import MicroBatchPass, Peak
 from brim.units import format_bytes, format_count
+from brim.workflows.training.timing import TimeFit, Timing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
