@@ -1,7 +1,7 @@
 from .chat import (
     Conversation as Conversation,
+    generation_and_template as generation_and_template,
     stream_text as stream_text,
-    template_texts as template_texts,
     with_day_of_run as with_day_of_run,
     with_stored_template as with_stored_template,
 )
@@ -12,7 +12,6 @@ from .evaluation import (
     evaluate_splits as evaluate_splits,
     size_for_generating as size_for_generating,
 )
-from .launch import settings_of as settings_of
 from .output import check_output as check_output, summary_path as summary_path, write_predictions as write_predictions
 from .prompts import (
     OnError as OnError,
@@ -27,4 +26,4 @@ from .run import (
     plan_prediction as plan_prediction,
     predict as predict,
 )
-from .scoring import batches_for as batches_for, scored as scored
+from .scoring import scorer as scorer

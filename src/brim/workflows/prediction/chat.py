@@ -40,6 +40,11 @@ def template_texts(session: Session) -> TemplateTexts | None:
     return None if chat is None else read_template(chat.template, session.encoder.folder)
 
 
+def generation_and_template(llm: LLM, session: Session) -> dict[str, Any]:
+    """Return how the model generates and the template of its chats, by the names of `export_model`."""
+    return {"generation": settings_of(llm, session), "chat": template_texts(session)}
+
+
 def with_stored_template(config: Config, run: RunFolder) -> Config:
     """Return a run's configuration with the template that is stored in it: the base's own may have changed since."""
     if config.chat is None or not (run.model / TEMPLATE_FILE).is_file():

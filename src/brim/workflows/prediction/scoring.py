@@ -5,7 +5,7 @@ Where the architecture cannot be traced, batches are tried out instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -69,6 +69,21 @@ def batches_of(
         return RowsByTrial(peak_meter(device), on_smaller=on_smaller)
     settle_heap(is_cpu=device.type == "cpu", is_ample=plan.is_ample)
     return RowsByCost(plan.cutter(), on_smaller=on_smaller)
+
+
+def scorer(
+    llm: LLM,
+    session: Session,
+    splits: Mapping[str, TokenRows],
+    *,
+    beside_bytes: int,
+    say: Say,
+    on_smaller: Callable[[Smaller], None],
+) -> Callable[[Sequence[str]], dict[str, dict[str, float]]]:
+    """Return what scores splits by their names in a training, under one limit on rows. See `batches_for`."""
+    rows = list(splits.values())
+    batches = batches_for(session, rows, llm=llm, beside_bytes=beside_bytes, say=say, on_smaller=on_smaller)
+    return lambda names: {name: scored(llm, session, splits[name], batches).summary() for name in names}
 
 
 def scored(

@@ -39,7 +39,7 @@ from brim.train import (
     stop_request,
 )
 from brim.units import format_count
-from brim.workflows.prediction import batches_for, scored, settings_of, template_texts, with_day_of_run
+from brim.workflows.prediction import generation_and_template, scorer, with_day_of_run
 from brim.workflows.runs import RunNotes, TrainOrder, TrainResult, model_card
 from brim.workflows.training.launch import Launched, counted_state_bytes
 from brim.workflows.training.resuming import as_begun, where_it_stands, write_head
@@ -220,7 +220,7 @@ def _folder(path: Path, *, resume: bool) -> Iterator[RunFolder]:
 
 def export_trained(llm: LLM, session: Session, run: RunFolder) -> None:
     """Write the model of a run, with how it generates and the template of its chats."""
-    export_model(llm, run.model, generation=settings_of(llm, session), chat=template_texts(session))
+    export_model(llm, run.model, **generation_and_template(llm, session))
 
 
 def _exported(
@@ -364,12 +364,11 @@ def _scorer(
     """
     if not splits:
         return lambda names: {}
-    batches = batches_for(
+    return scorer(
+        llm,
         session,
-        list(splits.values()),
-        llm=llm,
+        splits,
         beside_bytes=counted_state_bytes(trainer, llm.model),
         say=say,
         on_smaller=lambda smaller: observers.write({"step": state.step, **smaller.record()}),
     )
-    return lambda names: {name: scored(llm, session, splits[name], batches).summary() for name in names}
