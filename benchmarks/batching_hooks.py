@@ -53,7 +53,7 @@ def noting_address_space() -> Iterator[AddressSpace]:
         noted.mapped_bytes = process_bytes("VmSize")
         return budget_of(*arguments, **options)
 
-    with patch("brim.planning.training.budget_of", noting):
+    with patch("brim.planning.request.budget_of", noting):
         yield noted
 
 

@@ -24,8 +24,8 @@ from brim.data.read import read
 from brim.data.tokens import TokenRows
 from brim.infer.engines import FixedRoom, Response, respond_to
 from brim.models import LLM, load_llm
-from brim.planning.engines import engine_for
 from brim.session import Session, open_session
+from brim.workflows.prediction.launch import engine_for
 
 BASE = Path(__file__).parents[1] / "examples" / "stdlib_code" / "base-model"
 ROWS_AT_ONCE = 16

@@ -195,18 +195,19 @@ def test_splits_are_those_of_the_data_and_add_up_and_every_kind_of_data_gives_th
 
 @pytest.mark.parametrize("trainer", [{"type": "none", "batch_size": 4}, {"type": "finetune", "eval_batch_size": 4}])
 def test_the_batch_size_of_a_call_is_for_that_call(zero_shot, sums_file, monkeypatch, trainer):
-    from brim.workflows.prediction import evaluation
+    from brim.workflows.prediction import scoring
 
-    model, score, scored, generated = brim.Model({**zero_shot, "trainer": trainer}), evaluation.score_rows, [], []
+    model, score, scored, generated = brim.Model({**zero_shot, "trainer": trainer}), scoring.score_rows, [], []
 
     def look_and_score(*arguments, **more):
         scored.append(getattr(more["batches"], "num_rows", "planned"))
         return score(*arguments, **more)
 
-    monkeypatch.setattr(evaluation, "score_rows", look_and_score)
+    monkeypatch.setattr(scoring, "score_rows", look_and_score)
     figures = [model.evaluate(sums_file, batch_size=size).metrics["loss"] for size in (7, None)]
     assert figures[0] == pytest.approx(figures[1], rel=1e-5)
-    assert scored == [7, trainer.get("eval_batch_size", "planned")]
+    # Where batches are planned, the shortest row is read alone before.
+    assert scored == [7, *([4] if "eval_batch_size" in trainer else [1, "planned"])]
     for size in (25, None):
         model.predict(sums_file, batch_size=size, on_batch=generated.append)
     assert generated == [25, 15, *[4] * 10]

@@ -9,6 +9,7 @@ that come back through a library (a hook, a callback) count as calls of the modu
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -80,7 +81,8 @@ def walk(arguments: Sequence[str], folder: Path) -> Mapping[str, list[tuple[str,
     """Run one command and return what it loaded, ran and called."""
     out = folder / "walk.json"
     command = [sys.executable, "-c", _RECORD, str(ROOT / "src"), str(out), *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "BRIM_CACHE_DIR": str(folder / "cache")}  # what earlier runs have kept is not run
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode or not out.exists():
         raise SystemExit(f"brim {' '.join(arguments)} failed:\n{done.stderr}")
     found: dict[str, list[tuple[str, str]]] = json.loads(out.read_text(encoding="utf-8"))

@@ -17,16 +17,10 @@ from brim.infer import LayerName, Pooling
 from brim.memory.devices import limit_lifted
 from brim.models import LLM, is_adapted, load_llm
 from brim.notes import Say, status, warning
-from brim.planning import settings_of
 from brim.report import listening, show
 from brim.session import Session, choice_notes, dataset_of, open_session, say_nothing, with_choices, with_settings
 from brim.storage import write_text
-from brim.train import (
-    Observer,
-    Observers,
-    RunFolder,
-    export_model,
-)
+from brim.train import Observer, Observers, RunFolder
 from brim.workflows.export import UploadResult, check_format, export_run, merge_run, merging_of, require_run, upload
 from brim.workflows.prediction import (
     Activations,
@@ -45,11 +39,10 @@ from brim.workflows.prediction import (
     require_rows,
     size_for_generating,
     stream_text,
-    template_texts,
     with_stored_template,
 )
 from brim.workflows.runs import EvaluateResult, ExportResult, PredictResult, RunNotes, TrainResult, with_trained_weights
-from brim.workflows.training import prepared_for, train
+from brim.workflows.training import export_trained, prepared_for, train
 
 
 class Model:
@@ -339,7 +332,7 @@ class Model:
         with listening(say) as told:
             session, llm = self._open(), self._weights(told)
             told(status("writing the model"))
-            export_model(llm, run.model, generation=settings_of(llm, session), chat=template_texts(session))
+            export_trained(llm, session, run)
         # An adapter that was never trained is not part of the model, so the base model is saved without it.
         config = with_choices(session, llm.choices).config
         config = config if is_adapted(llm.model) else config.model_copy(update={"adapter": None})

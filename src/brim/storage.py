@@ -19,7 +19,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -111,25 +111,24 @@ class Cache:
         self._most_bytes = most_bytes
         self.note: str | None = None
 
-    def read(self, name: str) -> Any:
-        """Return the entry; None if there is none, or if it is damaged."""
+    def read(self, name: str, parse: Callable[[Any], Any] = lambda value: value) -> Any:
+        """Return the entry; None if there is none, or if it is damaged, and so will be written again.
+
+        parse: of the value that was written; what it raises for another one says that the entry is damaged.
+        """
         path = self._path(name)
         try:
-            value = _opened(path.read_text(encoding="utf-8"))
+            value = parse(_opened(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
         except OSError as error:
             self.note = f"{path} cannot be read, and is not used: {error.strerror}"
             return None
-        except (ValueError, KeyError, TypeError, RecursionError):
-            self.refuse(name)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            self.note = f"{path} is damaged, and is not used"
             return None
         mark_used(path)
         return value
-
-    def refuse(self, name: str) -> None:
-        """Note that an entry is damaged; it will be written again."""
-        self.note = f"{self._path(name)} is damaged, and is not used"
 
     def write(self, name: str, value: Any) -> None:
         """Write an entry, whole or not at all; delete the least recently used ones if there are too many."""

@@ -14,7 +14,7 @@ import torch
 from brim import Model
 from brim.config.schema import MemoryConfig
 from brim.errors import ConfigError
-from brim.memory.devices import budget_of, cpu_device, enforce, find_device, limit_lifted, returns_at_once
+from brim.memory.devices import budget_of, cpu_device, enforce, find_device, limit_lifted
 from brim.memory.devices.budget import (
     DeviceState,
     Limit,
@@ -24,6 +24,7 @@ from brim.memory.devices.budget import (
     cuda_margin,
     decide,
     resident_bytes,
+    returns_at_once,
 )
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -247,7 +248,7 @@ def test_a_real_limit_on_the_address_space_is_seen():
 CODE = """
 import re
 import numpy as np
-from brim.memory.devices import map_large_blocks
+from brim.memory.devices.budget import map_large_blocks
 
 def resident():
     with open("/proc/self/status") as status:

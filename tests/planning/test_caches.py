@@ -19,7 +19,7 @@ from brim.memory.events import Work, WorkCount, WorkPlace
 from brim.planning.costs import Calibrations, Correction, calibration, corrected, versions
 from brim.planning.costs.calibration import RunPeaks, combined, of_run
 from brim.planning.costs.traces import Found, Traces
-from brim.planning.training_costs import PlanCache, plan_facts
+from brim.planning.plan_cache import PlanCache, plan_facts
 from brim.storage import Cache, digest, forget_oldest, sealed
 
 # Entries
@@ -214,7 +214,7 @@ def less(plan, num_bytes):
 @pytest.fixture
 def cache(tmp_path):
     """cache(budget, epochs=2): the cache of a plan for these facts."""
-    return lambda budget, **other: PlanCache(tmp_path, facts(**other), budget)
+    return lambda budget, **other: PlanCache(facts(**other), budget, folder=tmp_path)
 
 
 def test_a_plan_is_found_by_equal_work_and_no_other(cache):

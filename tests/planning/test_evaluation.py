@@ -16,6 +16,7 @@ from brim.memory.devices import Budget, device_speed
 from brim.planning.costs import ForwardPasses, Traces, forward_costs
 from brim.planning.costs.workloads import useful_tokens
 from brim.planning.evaluation import WINDOW_ROWS, forward_plan
+from brim.planning.words import scoring_lines
 
 MIB = 2**20
 LENGTHS = np.array([40] * 20 + [120] * 50 + [150] * 60 + [300] * 25)
@@ -130,8 +131,12 @@ def test_no_batch_has_more_tokens_than_are_useful_or_fit():
     assert (plan.num_batches, plan.widest, plan.widest_bytes, plan.num_too_long) == (1, (3, 8), 124, 0)
     assert (plan.padding, plan.seconds) == (24 / 20, pytest.approx(1.24))
     assert plan.total_bytes == 424  # 124 allocated, 300 outside
-    assert str(plan) == "1 batch of up to 3 × 8 tokens; 424 B of 2.0 KiB; about 1.2 s (estimated) (a test)"
-    assert str(plan.facts()[0]) == "batch: 1 batch of up to 3 × 8 tokens, 20.0% padding (a test)"
+    (short,) = scoring_lines(plan, doing="evaluation", is_part=True)
+    assert short == "evaluation: 1 batch of up to 3 × 8 tokens; 424 B of 2.0 KiB; about 1.2 s (estimated) (a test)"
+    assert (
+        str(next(scoring_lines(plan, doing="evaluation", is_part=False)))
+        == "batch: 1 batch of up to 3 × 8 tokens, 20.0% padding (a test)"
+    )
     plan = plan_of([10] * 12, useful=40)
     assert (plan.num_batches, plan.widest, plan.cap_bytes) == (3, (4, 10), 140)
     assert plan_of([50, 10, 10], useful=20).cap_bytes == 150  # a row that is longer stands alone

@@ -17,7 +17,6 @@ from brim.memory.devices import device_speed, find_device
 from brim.memory.trace import record
 from brim.planning.costs import Shape, TimeEstimate, seconds_of
 from brim.planning.costs.time import Parts, roofline, shapes_to_count, work_law
-from brim.planning.training_costs import less_when_doubled, time_advice
 
 KNOWN = [(1, 512), (2, 512), (32, 64)]
 LAW = work_law({shape: hand_counted(*shape) for shape in KNOWN})
@@ -68,7 +67,7 @@ def test_a_real_model_obeys_it_and_a_small_one_on_a_large_gpu_waits_for_the_host
     counts, a100 = {shape: work(*shape) for shape in [(1, 64), (2, 64)]}, device_speed(find_device("a100-80gb"))
     found = TimeEstimate.of(counts, a100, longest=64, shortest=64, most_rows=8)
     assert found.parts([(1, 64)]).bound_by == "launches"
-    assert less_when_doubled(found, [(1, 64)]) == pytest.approx(0.5, abs=0.01)  # kernels cost the same for any rows
+    assert found.less_when_doubled([(1, 64)]) == pytest.approx(0.5, abs=0.01)  # kernels cost the same for any rows
 
 
 def test_missing_shapes():
@@ -184,14 +183,14 @@ def test_what_bounds_a_step_and_what_would_help():
         ({"host_s": 10}, (1, 16), "launches", r"the host, which starts kernels \(9.*computes faster would not help"),
     ):
         assert estimated(**keys).parts([shape]).bound_by == bound_by
-        (found,) = time_advice(estimated(**keys), [shape])
+        (found,) = estimated(**keys).advice([shape])
         assert re.match(f"a step is bound by {advice}", found)
     again = estimated(checkpointed=True)
     assert again.recomputed([(32, 512)]) == pytest.approx(16.384 / (2 * 16.384 + 134.217728 + 6.5536), rel=1e-3)
-    advice = time_advice(again, [(32, 512)])[-1]
+    advice = again.advice([(32, 512)])[-1]
     assert advice == "activation checkpointing spends 9% of the time on recomputing: with free memory, drop it first"
     # A micro-batch of N tokens takes 1 s for the weights' traffic and 0.0006 s a token: doubling brings what is fixed.
-    assert less_when_doubled(estimated(), [(1, 16)]) == pytest.approx(0.5 / 1.01, rel=0.02)
+    assert estimated().less_when_doubled([(1, 16)]) == pytest.approx(0.5 / 1.01, rel=0.02)
 
 
 # Against public measurements: tokens a second of Mistral-7B on an A100 80GB, 4 rows of 4,096 tokens

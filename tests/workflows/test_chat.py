@@ -12,7 +12,6 @@ from brim.config.schema import MemoryConfig
 from brim.errors import ConfigError, DataError, InputError
 from brim.memory.devices import budget as at_hand
 from brim.planning import generation as generation_planning
-from brim.planning.generation_launch import plan_of_one
 from brim.workflows.prediction import chat as streaming
 
 pytestmark = pytest.mark.run
@@ -89,7 +88,7 @@ def test_no_more_than_the_oldest_turns_are_forgotten_once_the_context_is_full(ta
 
 
 def test_a_budget_bounds_what_is_remembered_as_the_context_does(chat_config, monkeypatch):
-    monkeypatch.setattr(generation_planning, "_WORTH_TRACING_S", 0.0)
+    monkeypatch.setattr(generation_planning, "WORTH_TRACING_S", 0.0)
     monkeypatch.setattr(at_hand, "resident_bytes", lambda: 10**9)
 
     def conversing(budget):
@@ -98,7 +97,7 @@ def test_a_budget_bounds_what_is_remembered_as_the_context_does(chat_config, mon
 
     ample, _ = conversing("1500MiB")
     assert ample._most_tokens == 128
-    plan = plan_of_one(ample._llm, ample._session, prompt_tokens=122)
+    plan = streaming.plan_of_one(ample._llm, ample._session, prompt_tokens=122)
     added_bytes = plan.shapes[0].peak_bytes - plan.costs.static_bytes
     allowed_bytes = plan.costs.static_bytes + added_bytes * 6 // 10
     conversation, notes = conversing(f"{plan.budget.outside_bytes + allowed_bytes}B")
@@ -110,7 +109,7 @@ def test_a_budget_bounds_what_is_remembered_as_the_context_does(chat_config, mon
         columns.append(conversation._kept._passes.cache.columns)
     assert 40 < max(columns) <= most
     assert "memory.budget is used up: the oldest question and its answer are forgotten" in notes
-    largest = plan_of_one(conversation._llm, conversation._session, prompt_tokens=most - 6)
+    largest = streaming.plan_of_one(conversation._llm, conversation._session, prompt_tokens=most - 6)
     assert largest.fits
     assert largest.shapes[0].peak_bytes <= allowed_bytes
     before = conversation.turns
@@ -254,13 +253,13 @@ def test_an_architecture_with_a_state_of_another_kind_says_all_at_the_end(model,
 
 def exact_bytes(model, prompt_tokens, monkeypatch):
     """What a budget has beside the weights and the pass of one such prompt, and what these take, traced themselves."""
-    monkeypatch.setattr(generation_planning, "_WORTH_TRACING_S", 0.0)  # no bound, which a trace may be below
+    monkeypatch.setattr(generation_planning, "WORTH_TRACING_S", 0.0)  # no bound, which a trace may be below
     monkeypatch.setattr(at_hand, "resident_bytes", lambda: 10**9)  # or it would change by a few MiB in a test
 
     def planned(budget):
         memory = MemoryConfig(budget=budget, margin="0B")
         session = replace(model._open(), config=model._open().config.model_copy(update={"memory": memory}))
-        return plan_of_one(model._weights(), session, prompt_tokens=prompt_tokens)
+        return streaming.plan_of_one(model._weights(), session, prompt_tokens=prompt_tokens)
 
     ample = planned("1500MiB")
     outside_bytes, peak_bytes = ample.budget.outside_bytes, ample.shapes[0].peak_bytes

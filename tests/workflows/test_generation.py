@@ -21,21 +21,16 @@ from brim.infer.engines import RowsByCost, RowsByTrial, SlotsEngine, StaticEngin
 from brim.infer.metrics import BATCH_TOKENS
 from brim.memory.devices import budget as at_hand_budget
 from brim.models import load_llm
-from brim.planning import (
-    engines as engine_choice,
-    evaluation as forward_planning,
-    planned_engine,
-    settings_of,
-    vllm_engine,
-)
+from brim.planning import Unplanned, evaluation as forward_planning, plan_forward, scoring_lines
 from brim.planning.costs.calibration import TELLING_BYTES
-from brim.planning.evaluation import Unplanned, batches_of, plan_forward
 from brim.planning.generation import plan_job
-from brim.planning.generation_launch import proven
 from brim.planning.request import generation_request
 from brim.session import open_session, say_nothing
+from brim.workflows.prediction import launch as engine_choice
 from brim.workflows.prediction.job import differences, fingerprint
+from brim.workflows.prediction.launch import planned_engine, proven, settings_of, vllm_engine
 from brim.workflows.prediction.run import Generation
+from brim.workflows.prediction.scoring import batches_of
 
 LENGTHS = [20] * 10 + [10] * 30
 
@@ -61,7 +56,7 @@ def scarce(at_hand, monkeypatch, tmp_path):
 
 def test_where_less_than_half_of_the_memory_is_needed_or_rows_are_given_nothing_is_tried(at_hand, monkeypatch):
     session, llm, settings = at_hand
-    monkeypatch.setattr("brim.planning.generation_launch.peak_passes", None)
+    monkeypatch.setattr("brim.workflows.prediction.launch.peak_passes", None)
     for given, rows, why in (
         ({}, 40, "not tried before the first rows, since less than half of the memory is needed"),
         ({"fixed_rows": 3}, 3, "since their number is configured"),
@@ -93,7 +88,7 @@ def test_where_they_run_out_of_memory_fewer_are_taken(scarce, monkeypatch):
         if shape.rows > 10:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("brim.planning.generation_launch.peak_passes", run_out)
+    monkeypatch.setattr("brim.workflows.prediction.launch.peak_passes", run_out)
     said = []
     found = proven(plan, request, llm, settings, say=said.append)
     assert tried[:2] == [1, 40]  # libraries are warm before the first try
@@ -109,10 +104,10 @@ def test_a_peak_above_the_prediction_is_known_from_then_on(scarce, monkeypatch):
     costs = replace(plan.costs, cell_bytes=2 * TELLING_BYTES / (40 * 25))
     plan = replace(plan, costs=costs, cap_bytes=measured - TELLING_BYTES // 2)
     monkeypatch.setattr(
-        "brim.planning.generation_launch._Trial.probe",
+        "brim.workflows.prediction.launch._Trial.probe",
         lambda trial, shape: Probe(size=shape.rows, steps=1, outcome="fits", peak_bytes=measured, seconds=0.1),
     )
-    monkeypatch.setattr("brim.planning.generation_launch._with_what_is_left", lambda plan, request, say: plan)
+    monkeypatch.setattr("brim.workflows.prediction.launch._with_what_is_left", lambda plan, request, say: plan)
     found = proven(plan, request, llm, settings, say=print)
     predicted = plan.uncorrected_bytes - costs.static_bytes
     assert found.costs.scale == pytest.approx(3 * TELLING_BYTES / predicted)
@@ -194,19 +189,20 @@ def test_a_job_that_is_shorter_than_tracing_is_planned_by_a_bound_and_a_longer_o
     lengths = np.array([5, 9, 30, 60])
     plan = plan_forward(session, lengths)
     assert plan.source == "closed form"
-    assert str(plan).endswith("(by an upper bound, not traced: tracing pays from 30.0 s on)")
+    (told,) = scoring_lines(plan, doing="scoring", is_part=True)
+    assert told.endswith("(by an upper bound, not traced: tracing pays from 30.0 s on)")
     assert isinstance(batches_of(plan, session.device, on_smaller=print), RowsByCost)
-    monkeypatch.setattr(forward_planning, "_WORTH_TRACING_S", 0.0)
+    monkeypatch.setattr(forward_planning, "WORTH_TRACING_S", 0.0)
     first = plan_forward(session, lengths)
     assert first.source == "traced"
     state = plan_forward(session, lengths, beside_bytes=10**6)
     assert state.costs.static_bytes == pytest.approx(first.costs.static_bytes + 10**6, abs=10**4)
-    monkeypatch.setattr(forward_planning, "_WORTH_TRACING_S", 30.0)
+    monkeypatch.setattr(forward_planning, "WORTH_TRACING_S", 30.0)
     assert plan_forward(session, lengths).source == "closed form"  # whatever other jobs have traced
 
 
 def test_an_architecture_that_cannot_be_traced_is_tried_out(session, sums_file, zero_shot, monkeypatch):
-    monkeypatch.setattr(forward_planning, "_WORTH_TRACING_S", 0.0)
+    monkeypatch.setattr(forward_planning, "WORTH_TRACING_S", 0.0)
 
     def untraceable(*given, **how):
         raise NotImplementedError("values are asked for")

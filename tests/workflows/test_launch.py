@@ -45,7 +45,7 @@ def with_trainer(run, **update):
 
 def untimed(monkeypatch):
     """As for a run that is too short to be worth timing."""
-    monkeypatch.setattr("brim.planning.costs.timing._SHARE_OF_RUN", 0.0)
+    monkeypatch.setattr("brim.workflows.training.timing._SHARE_OF_RUN", 0.0)
 
 
 def seconds(*, of_each):
@@ -96,7 +96,7 @@ def test_a_tight_plan_is_tried_once_with_its_widest_micro_batch(run, monkeypatch
 
 
 def test_nothing_is_left_of_probes_and_timings(run, monkeypatch):
-    monkeypatch.setattr("brim.planning.costs.timing._SHARE_OF_RUN", 1e4)
+    monkeypatch.setattr("brim.workflows.training.timing._SHARE_OF_RUN", 1e4)
     before = state_of(run.llm)
     with scarce(run.llm, most_tokens=NO_LIMIT) as tried:
         found = launched(run, tight(run.plan))

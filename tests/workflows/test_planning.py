@@ -112,7 +112,7 @@ def helped(monkeypatch, config, room, outside, totals):
     reasons = {"limit_reason": "memory.budget", "margin_reason": "memory.margin"}
     budget = Budget(device="t4", limit_bytes=room, outside_bytes=outside, margin_bytes=0, **reasons)
     monkeypatch.setattr("brim.planning.training.what_helps", what_helps)
-    monkeypatch.setattr("brim.planning.training.budget_of", lambda *given, **how: budget)
+    monkeypatch.setattr("brim.planning.request.budget_of", lambda *given, **how: budget)
     plan = brim.plan(config, uneven(), memory_bytes=2**30, replan=True)
     assert plan.chosen is None
     return plan, asked
@@ -155,8 +155,7 @@ DOUBLED |= ONE_WAY
 
 
 def of_memory(monkeypatch, budget):
-    for where in ("brim.planning.training.budget_of", "brim.workflows.training.run_plan.budget_of"):
-        monkeypatch.setattr(where, lambda *given, **how: budget)
+    monkeypatch.setattr("brim.planning.request.budget_of", lambda *given, **how: budget)
 
 
 def test_what_is_planned_is_what_runs(tiny_base, tmp_path):
@@ -248,7 +247,7 @@ def test_what_the_device_shows_changes_what_the_phases_take(tiny_base, monkeypat
     made = ready(tiny_base, trainer={**RAMP, "use_maximum_batch_size": True})
     assert made.request.largest_batch(made.plan) == 24
     plan = tight(made.plan, cap_bytes=int(made.plan.costs.peak_bytes(2, made.request.task.longest)))
-    monkeypatch.setattr("brim.planning.costs.timing._SHARE_OF_RUN", 1e4)
+    monkeypatch.setattr("brim.workflows.training.timing._SHARE_OF_RUN", 1e4)
     launched = launch(plan, made.request, made.llm, pad_id=0, say=lambda line: None).plan
     assert [phase.size for phase in launched.phases] == [2, 4, 8]
     cuts = [phase.micro_batches_per_step for phase in launched.phases]

@@ -27,7 +27,7 @@ FIGURES = ("loss", "learning_rate", "effective_batch_size", "num_samples", "num_
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch, tiny_base):
     """Plans of its own; traces are those of all."""
-    monkeypatch.setattr("brim.planning.training_costs._KIND", f"plans of {tmp_path.name}")
+    monkeypatch.setattr("brim.planning.plan_cache._KIND", f"plans of {tmp_path.name}")
     monkeypatch.setattr("brim.planning.costs.calibration._KIND", f"calibrations of {tmp_path.name}")
 
 
@@ -35,8 +35,7 @@ def under(monkeypatch, reserved_bytes):
     """So much for weights, gradients, state and micro-batches, and nothing else."""
     reasons = {"limit_reason": "as tested", "margin_reason": "as tested"}
     budget = Budget(device="cpu", limit_bytes=reserved_bytes, outside_bytes=0, margin_bytes=0, **reasons)
-    for where in ("brim.planning.training.budget_of", "brim.workflows.training.run_plan.budget_of"):
-        monkeypatch.setattr(where, lambda *given, **how: budget)
+    monkeypatch.setattr("brim.planning.request.budget_of", lambda *given, **how: budget)
     monkeypatch.setattr("brim.planning.plan.TrainingPlan.is_ample", True)  # what this process takes is not the plan's
 
 
@@ -170,7 +169,7 @@ def test_a_damaged_plan_of_a_run_is_made_again(tiny_base, tmp_path):
 
 
 def test_a_second_run_is_the_first_to_the_bit_although_that_one_measured(tiny_base, tmp_path, monkeypatch, own_cache):
-    monkeypatch.setattr("brim.planning.costs.timing._SHARE_OF_RUN", 1e4)
+    monkeypatch.setattr("brim.workflows.training.timing._SHARE_OF_RUN", 1e4)
     config = settings(tiny_base, **DROPOUT)
     first, second = (train(config, tmp_path / name) for name in ("first", "second"))
     plans = [plan_of(folder) for folder in (first, second)]
@@ -192,7 +191,7 @@ def test_a_run_after_brim_plan_is_the_run_without_it(tiny_base, tmp_path, own_ca
 
 
 def test_a_plan_that_is_damaged_on_the_disk_is_made_again(tiny_base, tmp_path, own_cache):
-    from brim.planning import training_costs as plan_cache
+    from brim.planning import plan_cache
     from brim.storage import cache_folder
 
     config, said = settings(tiny_base), []
@@ -215,7 +214,7 @@ def test_probes_and_timings_change_no_loss(tiny_base, tmp_path, monkeypatch, own
     assert plan_of(plain)["launch"]["probes"] == []
     monkeypatch.setattr("brim.planning.plan.TrainingPlan.is_ample", False)
     monkeypatch.setattr("brim.workflows.training.run_plan._settle_heap", lambda plan, request: [])
-    monkeypatch.setattr("brim.planning.costs.timing._SHARE_OF_RUN", 1e4)
+    monkeypatch.setattr("brim.workflows.training.timing._SHARE_OF_RUN", 1e4)
     probed = train(config, tmp_path / "probed", replan=True)
     assert len(plan_of(probed)["launch"]["probes"]) == 1
     assert "; timed " in plan_of(probed)["launch"]["told"]
@@ -276,9 +275,7 @@ def test_an_architecture_that_cannot_be_traced_has_its_sizes_tried(tiny_base, tm
 
 def test_a_budget_is_enforced_in_a_run_that_goes_on_too(tiny_base, tmp_path, monkeypatch):
     enforced = []
-    monkeypatch.setattr(
-        "brim.workflows.training.run_plan.enforce", lambda budget, device: enforced.append(budget.limit_reason)
-    )
+    monkeypatch.setattr("brim.planning.request.enforce", lambda budget, device: enforced.append(budget.limit_reason))
     config = settings(tiny_base, memory={"budget": 0.9}, trainer={"epochs": 1})
     parts = stopped(config, tmp_path / "parts", after=1)
     assert len(enforced) == 1

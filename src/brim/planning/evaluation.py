@@ -1,90 +1,26 @@
-"""Plan how rows are batched for forward passes without gradients: a cap in bytes, memory and time.
-
-Where the architecture cannot be traced, batches are tried out instead.
-"""
+"""Plan how rows are batched for forward passes without gradients: a cap in bytes, memory and time."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
-from brim.batching import ByLength, Costs, Totals, cut_totals
-from brim.batching.memory import peak_meter
-from brim.config.schema import NoTrainer
-from brim.data.tokens import TokenRows
-from brim.infer.engines import Batches, RowsAtOnce, RowsByCost, RowsByTrial, Smaller
-from brim.infer.metrics import score_rows
-from brim.memory import UntraceableError, tracing
+from brim.batching import Costs, Totals, cut_totals
+from brim.config.schema import Config, NoTrainer
+from brim.memory import UntraceableError
 from brim.memory.closed_form import forward_bound
-from brim.memory.devices import Budget, budget_of, device_at_hand, enforce, map_large_blocks, returns_at_once
-from brim.models import LLM, read_architecture
-from brim.notes import Note, Say, planned, short_of, status
+from brim.memory.devices import Budget
+from brim.models import LLM
 from brim.planning.costs import ForwardPasses, Shape, Traces, enough_tokens, forward_costs
+from brim.planning.plan import ForwardPlan, Source, Unplanned
+from brim.planning.request import NOT_TRACED, WORTH_TRACING_S, ForwardRequest
 from brim.session import Session
-from brim.units import format_bytes, format_count, format_seconds
-
-# Three to six traces take a few seconds: of a job ten times as long they are a tenth at most.
-_WORTH_TRACING_S = 30.0
-
 
 _NEARLY_ALL = 0.9  # of the memory: a batch that is predicted to take so much is traced itself
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unplanned:
-    """Stand for the plan of an architecture that cannot be traced."""
-
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.reason}; so batches are tried out: the longest row alone, then twice as many tokens each time"
-
-
-def batches_for(
-    session: Session,
-    splits: Sequence[TokenRows],
-    *,
-    llm: LLM | None = None,
-    beside_bytes: int | None = None,
-    say: Say,
-    on_smaller: Callable[[Smaller], None] | None = None,
-    whole_tokens: int | None = None,
-) -> Batches:
-    """Return the batches of trainer.eval_batch_size: so many rows together, or as planned, which is noted.
-
-    splits: that are run one after the other, with at least one row in all. llm, beside_bytes: as in `plan_forward`.
-    on_smaller: called where memory did not allow what was planned; None: a note is given.
-    whole_tokens: for batches of up to so many tokens that are made already, and stay whole where memory allows it;
-    trainer.eval_batch_size does not apply to them.
-    """
-
-    def tell(smaller: Smaller) -> None:
-        say(str(smaller))
-
-    given = session.config.trainer.eval_batch_size if whole_tokens is None else None
-    if given is not None and given != "auto":
-        return RowsAtOnce(given, on_smaller=on_smaller or tell)
-    if llm is not None and llm.device.type == "cpu":
-        _read_weights(llm, next(rows for rows in splits if len(rows)), session.encoder.pad_id)
-    doing = "evaluation" if whole_tokens is None else "scoring"
-    say(status(f"planning the {doing}"))
-    lengths = np.concatenate([rows.lengths for rows in splits])
-    plan = plan_forward(session, lengths, llm=llm, beside_bytes=beside_bytes, whole_tokens=whole_tokens)
-    if isinstance(plan, Unplanned) and whole_tokens is not None:
-        return RowsAtOnce(whole_tokens, on_smaller=on_smaller or tell)  # of which fewer go on once memory runs out
-    is_part = beside_bytes is not None or whole_tokens is not None
-    if is_part or isinstance(plan, Unplanned):
-        say(Note(f"{doing}: {plan}", kind="detail"))
-    else:
-        for fact in plan.facts():
-            say(fact)
-    return batches_of(plan, session.device, on_smaller=on_smaller or tell)
 
 
 def plan_forward(
@@ -99,75 +35,57 @@ def plan_forward(
 
     lengths: of at least one row. llm: where it is loaded already; on a CPU it has run once. beside_bytes: tensors that
     are not there yet, and will be in the midst of training: the optimizer's state; None: nothing is trained.
-    whole_tokens: as in `batches_for`; None: as many as make batches faster.
+    whole_tokens: of batches that are made already, and stay whole where memory allows it; None: as many as make them
+    faster.
     """
-    device = device_at_hand(session.device)
-    held_bytes = 0 if llm is None else llm.held_bytes
     trains = beside_bytes is not None
-    budget = budget_of(session.config.memory, device, is_at_hand=True, held_bytes=held_bytes, trains=trains)
-    if session.config.memory.budget != "auto":
-        enforce(budget, device)
-    job = _Job(
-        session=session if trains else _untrained(session),
-        budget=budget,
+    request = ForwardRequest(
+        **ForwardRequest.at_hand(session),
+        config=session.config if trains else _untrained(session.config),
+        held_bytes=0 if llm is None else llm.held_bytes,
         lengths=np.asarray(lengths, dtype=np.int64),
-        beside_bytes=beside_bytes or 0,
+        beside_bytes=beside_bytes,
         whole_tokens=whole_tokens,
     )
-    config, folder = job.session.config, session.folder
+    job = _Job(request=request, budget=request.budget())
+    request.keep_to(job.budget)
     try:
-        with tracing(folder):
-            architecture = read_architecture(folder, trust_remote_code=config.trust_remote_code)
-            traces = Traces.of(ForwardPasses, config, folder, architecture, device)
-            return job.in_closed_form(traces, held_bytes) or job.traced(traces)
+        with request.traces(ForwardPasses) as traces:
+            return job.in_closed_form(traces) or job.traced(traces)
     except UntraceableError as error:
         return Unplanned(reason=error.problems[0].what)
 
 
-def batches_of(
-    plan: ForwardPlan | Unplanned, device: torch.device, *, on_smaller: Callable[[Smaller], None]
-) -> Batches:
-    """Return what runs rows as planned. One object is for all evaluations of a run."""
-    if isinstance(plan, Unplanned):
-        return RowsByTrial(peak_meter(device), on_smaller=on_smaller)
-    is_ample = 2 * plan.total_bytes <= plan.budget.limit_bytes
-    if device.type == "cpu" and not is_ample and not returns_at_once(os.environ):
-        map_large_blocks()
-    return RowsByCost(plan.cutter(), on_smaller=on_smaller)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    session: Session
+    request: ForwardRequest
     budget: Budget
-    lengths: NDArray[np.int64]
-    beside_bytes: int
-    whole_tokens: int | None
 
-    def in_closed_form(self, traces: Traces, held_bytes: int) -> ForwardPlan | None:
+    def in_closed_form(self, traces: Traces) -> ForwardPlan | None:
         """Return None where tracing is worth its time."""
-        bound = forward_bound(self.session.config, self.session.folder.config)
+        request = self.request
+        bound = forward_bound(request.config, request.folder.config)
         if bound is None:
             return None
-        static_bytes = (held_bytes or bound.weight_bytes) + self.beside_bytes
-        costs = bound.scoring(self.lengths, static_bytes=static_bytes, speed=traces.speed)
-        usual = int(np.median(self.lengths))
+        static_bytes = (request.held_bytes or bound.weight_bytes) + (request.beside_bytes or 0)
+        costs = bound.scoring(request.lengths, static_bytes=static_bytes, speed=traces.speed)
+        usual = int(np.median(request.lengths))
         plan = self._plan(
             costs,
             source="closed form",
             useful_tokens=enough_tokens(lambda tokens: costs.seconds(tokens / usual, usual), traces.speed),
             overhead_bytes=lambda shapes: 0,
-            reason=f"by an upper bound, not traced: tracing pays from {format_seconds(_WORTH_TRACING_S)} on",
+            reason=NOT_TRACED,
         )
-        return plan if plan.seconds < _WORTH_TRACING_S and not plan.num_too_long else None
+        return plan if plan.seconds < WORTH_TRACING_S and not plan.num_too_long else None
 
     def traced(self, traces: Traces) -> ForwardPlan:
         """Return the plan by few traces, and one more where memory decides."""
         costs, useful_tokens = forward_costs(
             traces,
-            self.lengths,
-            cap_bytes=self.budget.reserved_bytes - self.beside_bytes,
-            context_length=self.session.folder.context_length,
+            self.request.lengths,
+            cap_bytes=self.budget.reserved_bytes - (self.request.beside_bytes or 0),
+            context_length=self.request.folder.context_length,
         )
         plan = self._partitioned(costs, useful_tokens, traces)
         if plan.widest_bytes > _NEARLY_ALL * self.budget.reserved_bytes:
@@ -177,10 +95,10 @@ class _Job:
 
     def _partitioned(self, costs: Costs, useful_tokens: int, traces: Traces) -> ForwardPlan:
         reason = f"batches of more than {useful_tokens:,} tokens would be less than 1% faster"
-        if self.whole_tokens is not None:
-            reason = f"{self.whole_tokens:,} tokens where memory allows it"
+        if self.request.whole_tokens is not None:
+            reason = f"{self.request.whole_tokens:,} tokens where memory allows it"
         return self._plan(
-            costs.beside(self.beside_bytes),
+            costs.beside(self.request.beside_bytes or 0),
             source="traced",
             useful_tokens=useful_tokens,
             overhead_bytes=traces.overhead_of,
@@ -190,33 +108,18 @@ class _Job:
     def _plan(self, costs: Costs, *, useful_tokens: int, **how: Any) -> ForwardPlan:
         """Return the plan under the job's budget. how: see forward_plan."""
         return forward_plan(
-            self.lengths,
+            self.request.lengths,
             costs=costs,
             budget=self.budget,
-            useful_tokens=self.whole_tokens or useful_tokens,
-            largest=self.whole_tokens is not None,
+            useful_tokens=self.request.whole_tokens or useful_tokens,
+            largest=self.request.whole_tokens is not None,
             **how,
         )
 
 
-def _untrained(session: Session) -> Session:
-    """Return the session of a model that is loaded only to be run."""
-    trainer = NoTrainer(chunked_loss=session.config.trainer.chunked_loss)
-    return replace(session, config=session.config.model_copy(update={"trainer": trainer}))
-
-
-def _read_weights(llm: LLM, rows: TokenRows, pad_id: int) -> None:
-    """Read the weights, which are mapped from their files, into memory, with what the first pass imports."""
-    shortest = rows.take([int(np.argmin(rows.lengths))])
-    score_rows(
-        llm.model,
-        shortest,
-        pad_id=pad_id,
-        batches=RowsAtOnce(1),
-        device=llm.device,
-        precision=llm.precision,
-        head=llm.head,
-    )
+def _untrained(config: Config) -> Config:
+    """Return the configuration of a model that is loaded only to be run."""
+    return config.model_copy(update={"trainer": NoTrainer(chunked_loss=config.trainer.chunked_loss)})
 
 
 # Rows are taken in the order of their lengths, so many at a time: of a million rows, those of a window differ in
@@ -228,47 +131,6 @@ _MOST_ROUNDS = 3  # the allocator's overhead depends on the shapes, which depend
 
 
 _MOST_HELD = 1.5  # times what is allocated: PyTorch's allocator does not come to hold more
-
-
-Source: TypeAlias = Literal["traced", "closed form"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardPlan:
-    """Describe batches for rows that are scored, and the reason for them."""
-
-    budget: Budget
-    costs: Costs
-    source: Source  # of the costs
-    cap_bytes: int  # allocated by a batch, lower where larger ones are no faster; some rows may exceed it alone
-    widest: Shape  # rows, tokens
-    widest_bytes: int  # allocated
-    total_bytes: int  # at the peak, with what lies outside PyTorch and what its allocator holds beyond
-    num_batches: int
-    padding: float  # padded tokens by real ones
-    seconds: float
-    num_too_long: int  # rows that do not fit even alone, by the prediction; they are tried
-    reason: str
-    largest: bool = False  # the fewest batches, then least padding; else least predicted time
-
-    def cutter(self) -> ByLength:
-        """Return what divides the rows into batches."""
-        return ByLength(costs=self.costs, cap_bytes=self.cap_bytes, largest=self.largest)
-
-    def facts(self) -> tuple[Note, Note, Note]:
-        """Return batches, memory and time, each with its label."""
-        rows, tokens = self.widest
-        batches = f"{format_count(self.num_batches, 'batch', 'batches')} of up to {rows:,} × {tokens:,} tokens"
-        at_most = "at most " if self.source == "closed form" else ""
-        memory = f"{at_most}{format_bytes(self.total_bytes)} of {format_bytes(self.budget.limit_bytes)}"
-        return (
-            planned("batch", f"{batches}, {self.padding - 1:.1%} padding ({self.reason})", short=batches),
-            planned("memory", f"{memory} ({self.budget.limit_reason})", short=memory),
-            planned("time", f"about {format_seconds(self.seconds)} (estimated)"),
-        )
-
-    def __str__(self) -> str:
-        return "; ".join(short_of(fact) for fact in self.facts()) + f" ({self.reason})"
 
 
 def forward_plan(

@@ -14,18 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brim.infer.engines import USUAL_PASS_TOKENS, CacheCosts, FixedRoom, MemoryRoom, Room
-from brim.memory import UntraceableError, tracing
+from brim.memory import UntraceableError
 from brim.memory.closed_form import forward_bound
 from brim.memory.devices import Budget
 from brim.notes import Say
 from brim.planning.costs import CacheModel, Correction, PassTimes, SlotsGeneration, StaticGeneration, Traces
 from brim.planning.plan import GenerationPlan, PlannedRows, Source, summarize_lengths
-from brim.planning.request import GenerationRequest
-from brim.units import format_seconds
-
-# Four to six traces take a few seconds: of a job ten times as long they are a tenth at most.
-_WORTH_TRACING_S = 30.0
-
+from brim.planning.request import NOT_TRACED, WORTH_TRACING_S, GenerationRequest
 
 _UNTRACED_ROWS = 8  # where nothing is known: a step of eight rows reads the weights once, not eight times
 
@@ -40,21 +35,26 @@ _GROWING = (0.7, 0.85)  # of a cache's columns: the allocator sees windows grow
 
 
 def plan_job(request: GenerationRequest, *, say: Say) -> GenerationPlan:
-    """Return the plan of a job, by what earlier ones have traced or measured of the same model and device."""
-    calibrations = request.calibrations
-    correction = calibrations.correction()
-    request = request.corrected(correction)
+    """Return the plan of a job, by what earlier ones have traced or measured of the same model and device.
+
+    Where the number of rows is given, it says what it would have taken.
+    """
+    free = _planned(replace(request, fixed_rows=None), say)
+    if request.fixed_rows is None:
+        return free
+    return replace(_planned(request, say), would_take=free.rows, would_take_reason=free.rows_reason)
+
+
+def _planned(request: GenerationRequest, say: Say) -> GenerationPlan:
+    request, correction = request.corrected(say=say)
     job = _Job(request=request, budget=request.budget(), correction=correction)
-    workload = SlotsGeneration if request.is_slots else StaticGeneration
     try:
-        with tracing(request.folder):
-            traces = Traces.of(workload, request.config, request.folder, request.architecture, request.device)
+        with request.traces(SlotsGeneration if request.is_slots else StaticGeneration) as traces:
             plan = job.in_closed_form(traces) or job.traced(traces)
     except UntraceableError as error:
         return job.untraced(error.problems[0].what)
-    for note in (calibrations.note, traces.note):
-        if note is not None:
-            say(note)
+    if traces.note is not None:
+        say(traces.note)
     return plan
 
 
@@ -81,10 +81,9 @@ class _Job:
         time_s = bound.generation_s(request.lengths, costs, traces.speed, rows=plan.rows, is_slots=is_slots)
         # Of `generate` a trace takes up to a minute: there, fewer rows by the bound are enough where the job is short.
         is_enough = plan.is_ample or (not is_slots and plan.fits)
-        if time_s >= _WORTH_TRACING_S or not is_enough:
+        if time_s >= WORTH_TRACING_S or not is_enough:
             return None
-        note = f"by an upper bound, not traced: tracing pays from {format_seconds(_WORTH_TRACING_S)} on"
-        return replace(plan, seconds=time_s, notes=(note,))
+        return replace(plan, seconds=time_s, notes=(NOT_TRACED,))
 
     def traced(self, traces: Traces) -> GenerationPlan:
         """Return the plan by few traces, and one more where memory decides."""

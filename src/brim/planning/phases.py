@@ -1,4 +1,4 @@
-"""Describe a training run that is to be planned, and put its phases into its plan, or refuse them.
+"""Find what the phases of a training run take, or why it cannot go through them.
 
 What a phase takes is that of steps of each size, made of rows as the phase meets them and partitioned as the run
 partitions them.
@@ -8,176 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brim.batching import Costs
 from brim.batching.growth import BatchSchedule, Stretch
-from brim.config import EFFECTIVE, Choice, ways_given, with_effective_rows
-from brim.config.schema import Config, FinetuneTrainer
-from brim.config.text import dotted
-from brim.data.tokens import TokenRows, rows_of_step
-from brim.errors import ConfigError, Problem
+from brim.errors import Problem
 from brim.planning.candidates import Task
-from brim.planning.plan import Candidate, PhasePlan, TrainingPlan, Way
-from brim.planning.request import Request
-from brim.train import LearningRate, RunLength
+from brim.planning.plan import Candidate, PhasePlan
+from brim.train import RunLength
 from brim.units import format_count
 
-_TENTHS = 10  # predictions take all tokens for supervised, so runs are compared where about as many are
 
-
-@dataclass(frozen=True, kw_only=True)
-class PlanRequest(Request):
-    """Describe a training run that is to be planned. Its configuration is resolved, but for what a plan decides."""
-
-    rows: TokenRows
-    length: RunLength
-    has_begun: bool = False  # it goes on as it was begun: nothing but its partition is open
-    is_sized_by_memory: bool = False  # its effective batch is the largest that fits, of those up to its own
-
-    @property
-    def trainer(self) -> FinetuneTrainer:
-        assert isinstance(self.config.trainer, FinetuneTrainer), "there is no plan where nothing is trained"
-        return self.config.trainer
-
-    @property
-    def is_bounded_by_memory(self) -> bool:
-        """Return whether the sizes that it asks for depend on how many rows fit together."""
-        return self.is_sized_by_memory or (self.trainer.batch_increase_function is not None and not self.has_begun)
-
-    @cached_property
-    def order(self) -> NDArray[np.int64]:
-        """Return the rows' positions as the first epoch takes them; each epoch has another order, of the same kind."""
-        num_rows, seed = len(self.rows), self.config.random_seed
-        return rows_of_step(num_rows=num_rows, seed=seed, consumed_samples=0, size=num_rows)[1]
-
-    @cached_property
-    def task(self) -> Task:
-        """Return what the run is to do, whatever the strategy."""
-        batch_size = self.trainer.batch_size
-        effective = min(self.length.largest_size, len(self.rows))
-        return Task(
-            lengths=self.rows.lengths[self.order],
-            effective_batch_size=effective,
-            fixed_rows=None if batch_size == "auto" else min(batch_size, effective),
-            largest=self.trainer.use_maximum_batch_size,
-        )
-
-    @property
-    def own_facts(self) -> dict[str, Any]:
-        """Return what the measurements of such work depend on (see Request)."""
-        supervised = int(self.rows.num_supervised.sum()) / max(int(self.rows.lengths.sum()), 1)
-        optimizer = self.trainer.optimizer.model_dump(mode="json")
-        return {"optimizer": optimizer, "supervised": round(_TENTHS * supervised)}
-
-    def config_of(self, way: Way) -> Config:
-        """Return the configuration of a strategy."""
-        # Where chunks are not asked for, whether the architecture allows them shows once it is built.
-        chunked = self.trainer.chunked_loss if way.chunked_loss else False
-        update = {"enable_gradient_checkpointing": way.gradient_checkpointing, "chunked_loss": chunked}
-        return self.config.model_copy(update={"trainer": self.trainer.model_copy(update=update)})
-
-    def require_phases(self) -> None:
-        """Raise ConfigError where the run could not take all the sizes that it asks for, or all its learning rates."""
-        length, where = self.length, self._key
-        self._learning_rate()
-        problems = faults(length.schedule, num_rows=length.num_rows, total_samples=length.total_samples, where=where)
-        if length.adaptation is not None and length.adaptation.largest > length.num_rows:
-            largest = length.adaptation.largest
-            problems.append(larger_than_an_epoch("max", largest, num_rows=length.num_rows, where=where))
-        if problems:
-            raise ConfigError(*problems)
-
-    def phase_notes(self, *, fits: bool = True) -> Iterator[str]:
-        """Yield what is worth knowing of the batch and its phases. fits: whether there is a strategy that fits."""
-        if self.is_sized_by_memory and fits:
-            yield str(self.largest_choice())
-        yield from self.length.notes
-        every, taken = len(self.length.schedule.phases), len(_stretches(self.length))
-        if taken < every:
-            none = f"{every - taken:,} {'takes' if every - taken == 1 else 'take'} no step"
-            yield f"{self._key}: of {every:,} phases {none}, since a step of the one before reaches beyond"
-
-    def with_phases(self, plan: TrainingPlan) -> TrainingPlan:
-        """Return the plan with what the run's phases take in the chosen strategy, and so with the run's seconds."""
-        length = self.length
-        is_known = length.adaptation is None
-        plan = replace(
-            plan,
-            total_samples=length.total_samples,
-            smallest_batch_size=length.sizes[0],
-            num_phases=len(_stretches(length)),
-            steps_between=None if is_known else steps_between(length),
-        )
-        if plan.chosen is None or plan.costs is None:
-            return plan
-        found = phase_costs(length, self.task, plan.chosen, plan.costs)
-        seconds, between = (found.seconds[0], None) if is_known else (None, found.seconds)
-        return self.with_learning_rates(replace(plan, phases=found.phases, seconds=seconds, seconds_between=between))
-
-    def with_learning_rates(self, plan: TrainingPlan) -> TrainingPlan:
-        """Return the plan with this run's learning rates: an earlier plan for the same work may have had others."""
-        rate, num_rows = self._learning_rate(), self.length.num_rows
-        phases = tuple(
-            replace(phase, learning_rates=None if phase.first_sample is None else _rates(phase, rate, num_rows))
-            for phase in plan.phases
-        )
-        return replace(plan, phases=phases)
-
-    def largest_batch(self, plan: TrainingPlan) -> int:
-        """Return how many of the longest rows fit together, up to all rows; 1 where the plan cannot tell."""
-        if plan.chosen is None or plan.costs is None:
-            return 1
-        longest, most = [self.task.longest], len(self.rows)
-        (rows,) = plan.costs.rows_that_fit(longest, cap_bytes=plan.chosen.cap_bytes, most=most).tolist()
-        return max(int(rows), 1)
-
-    def bounded(self, bound: int) -> PlanRequest:
-        """Return the request with a batch of so many rows, or at most so many where batch_increase_function leads."""
-        request = self
-        if self.is_sized_by_memory:
-            request = replace(self, config=with_effective_rows(self.config, bound))
-        known = self.length.increases
-        length = RunLength.of(request.trainer, self.rows, seed=self.config.random_seed, bound=bound, known=known)
-        return replace(request, length=length)
-
-    def largest_choice(self, *, found: str = "") -> Choice:
-        """Return the effective batch of a run that takes as many rows as fit together. found: how a search found it."""
-        rows, tokens = self.trainer.effective_batch_size, self.task.longest
-        limit = f"{rows:,} of the longest rows, {format_count(tokens, 'token')}"
-        limit = "all rows to train on" if rows == len(self.rows) else limit
-        limit = "trainer.max_batch_size" if rows == self.trainer.max_batch_size else limit
-        return Choice(
-            key=dotted(EFFECTIVE),
-            value=rows,
-            reason=f"use_maximum_batch_size, the largest that fits: {found or limit}; so the memory decides what is "
-            "learned, and another card may learn otherwise",
-        )
-
-    @property
-    def _key(self) -> str:
-        return ".".join(map(str, next(iter(ways_given(self.trainer)), ("trainer", "effective_batch_size"))))
-
-    def _learning_rate(self) -> LearningRate:
-        return LearningRate.of(self.trainer, self.rows, self.length, seed=self.config.random_seed)
-
-
-def _rates(phase: PhasePlan, rate: LearningRate, num_rows: int) -> tuple[float, float]:
-    assert phase.first_sample is not None, "it is known"
-    assert phase.num_samples is not None, "it is known"
-    first = min(phase.size, num_rows - phase.first_sample % num_rows, phase.num_samples)
-    before_last, last = last_step(phase, num_rows=num_rows)
-    return (
-        rate(consumed_samples=phase.first_sample, batch_samples=first, size=phase.size),
-        rate(consumed_samples=before_last, batch_samples=last, size=phase.size),
-    )
-
-
-def _stretches(length: RunLength) -> list[Stretch]:
+def stretches_of(length: RunLength) -> list[Stretch]:
+    """Return the stretches of steps of one size that a run makes."""
     return list(length.schedule.stretches(num_rows=length.num_rows, total_samples=length.total_samples))
 
 
@@ -252,7 +97,7 @@ def phase_costs(length: RunLength, task: Task, chosen: Candidate, costs: Costs) 
     """
     if length.adaptation is not None:
         return _adapting(length, task, chosen, costs)
-    every = _stretches(length)
+    every = stretches_of(length)
     if length.schedule.is_constant:
         phase, row_s = _as_chosen(length, chosen)
         steps = {phase.size: _Step(plan=phase, row_s=row_s)}

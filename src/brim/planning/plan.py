@@ -1,6 +1,7 @@
 """Hold what is decided before a run starts: the candidates, the one that was chosen, and why.
 
-The lengths of a data set's rows are summarised. The plan of a generation is beside that of a training.
+The lengths of a data set's rows are summarised. The plans of scoring and of a generation are beside that of a
+training.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import TypeAdapter
 
-from brim.batching import Costs
+from brim.batching import ByLength, Costs
 from brim.infer.engines import CacheCosts, CacheShape, FixedRoom, MemoryRoom, Room
 from brim.memory.devices import Budget
 from brim.planning.costs import BoundBy, Shape
@@ -91,7 +92,7 @@ class GenerationPlan:
     @property
     def is_ample(self) -> bool:
         """Return whether there is so much more than it needs that no prediction is off by enough to matter."""
-        return self.total_bytes is not None and self.total_bytes <= AMPLE_SHARE * self.budget.limit_bytes
+        return _is_ample(self.total_bytes, self.budget)
 
     def room(self) -> Room:
         """Return a new room, for one run of an engine."""
@@ -108,6 +109,48 @@ TimeSource: TypeAlias = Literal["measured", "estimated"]
 
 
 AMPLE_SHARE = 0.5  # of the budget
+
+
+def _is_ample(total_bytes: int | None, budget: Budget) -> bool:
+    return total_bytes is not None and total_bytes <= AMPLE_SHARE * budget.limit_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unplanned:
+    """Stand for the plan of an architecture that cannot be traced."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}; so batches are tried out: the longest row alone, then twice as many tokens each time"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardPlan:
+    """Describe batches for rows that are scored, and the reason for them."""
+
+    budget: Budget
+    costs: Costs
+    source: Source  # of the costs
+    cap_bytes: int  # allocated by a batch, lower where larger ones are no faster; some rows may exceed it alone
+    widest: Shape  # rows, tokens
+    widest_bytes: int  # allocated
+    total_bytes: int  # at the peak, with what lies outside PyTorch and what its allocator holds beyond
+    num_batches: int
+    padding: float  # padded tokens by real ones
+    seconds: float
+    num_too_long: int  # rows that do not fit even alone, by the prediction; they are tried
+    reason: str
+    largest: bool = False  # the fewest batches, then least padding; else least predicted time
+
+    @property
+    def is_ample(self) -> bool:
+        """Return whether there is so much more than it needs that no prediction is off by enough to matter."""
+        return _is_ample(self.total_bytes, self.budget)
+
+    def cutter(self) -> ByLength:
+        """Return what divides the rows into batches."""
+        return ByLength(costs=self.costs, cap_bytes=self.cap_bytes, largest=self.largest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,9 +284,7 @@ class TrainingPlan:
     @property
     def is_ample(self) -> bool:
         """Return whether there is so much more than it needs that no prediction is off by enough to matter."""
-        if self.chosen is None or self.chosen.total_bytes is None:
-            return False
-        return self.chosen.total_bytes <= AMPLE_SHARE * self.budget.limit_bytes
+        return self.chosen is not None and _is_ample(self.chosen.total_bytes, self.budget)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan for JSON."""

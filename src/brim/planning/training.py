@@ -7,31 +7,28 @@ because of dropout.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from brim.batching import Costs
-from brim.batching.memory import Probe
 from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer
 from brim.errors import Problem
 from brim.memory import what_helps
 from brim.memory.allocator import AllocatorSettings
-from brim.memory.devices import Budget, budget_of, cpu_device, devices
+from brim.memory.devices import Budget, cpu_device, devices
 from brim.models import own_dropout
 from brim.models.folders import open_adapter
 from brim.notes import Say, status
 from brim.planning.candidates import WayCosts, candidate, choose, verified_strategy, ways
-from brim.planning.costs import Correction
-from brim.planning.phases import PlanRequest
+from brim.planning.costs import Correction, Shape, Traces, TrainingSteps, seconds_of
 from brim.planning.plan import Candidate, LongRow, TrainingPlan, Way, summarize_lengths
-from brim.planning.training_costs import PlanCache, plan_facts, traced
-from brim.storage import cache_folder
-from brim.train import Peak as StepPeak
+from brim.planning.plan_cache import PlanCache, plan_facts
+from brim.planning.request import PlanRequest
 from brim.units import format_bytes, format_count
 
 _MOST_ROWS_NAMED = 5
@@ -87,9 +84,10 @@ def _bounded_by_memory(request: PlanRequest, *, replan: bool, say: Say) -> Plann
 
 def _planned(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -> Planned:
     say(status("planning"))
-    correction = Correction() if replan else _correction(request, say)
-    request = request.corrected(correction)
-    budget = budget_of(request.config.memory, request.device, is_at_hand=request.is_at_hand)
+    correction = Correction()
+    if not replan:
+        request, correction = request.corrected(say=say)
+    budget = request.budget()
     plan = None if replan else _cached(request, budget, correction, every_way=every_way, say=say)
     if plan is None:
         plan = _made(request, budget, correction, every_way=every_way, is_kept=not replan, say=say)
@@ -107,14 +105,6 @@ def keep(plan: TrainingPlan, request: PlanRequest, budget: Budget, *, every_way:
         say(cache.note)
 
 
-def _correction(request: PlanRequest, say: Say) -> Correction:
-    calibrations = request.calibrations
-    correction = calibrations.correction()
-    if calibrations.note is not None:
-        say(calibrations.note)
-    return correction
-
-
 def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, every_way: bool) -> PlanCache:
     """Return the cache of plans that show every strategy, or of those by which runs go.
 
@@ -129,7 +119,7 @@ def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, e
     facts |= {"every_way": every_way}
     if not request.device.is_cpu:
         facts |= {"allocator": str(AllocatorSettings.from_environment(os.environ))}
-    return PlanCache(cache_folder(), {**facts, "scale": correction.scale} if every_way else facts, budget)
+    return PlanCache({**facts, "scale": correction.scale} if every_way else facts, budget)
 
 
 def _cached(
@@ -180,6 +170,61 @@ def _made(
                 break
     chosen, reason = choose(candidates[:num_open], has_more=has_more or len(candidates) > num_open)
     return _plan(request, budget, candidates, known, chosen, reason, correction)
+
+
+def traced(
+    request: PlanRequest, way: Way, budget: Budget, correction: Correction, *, is_kept: bool, say: Say
+) -> WayCosts:
+    """Return the costs of a strategy by a few traces. is_kept: on disk, where earlier plans have left theirs.
+
+    Raises UntraceableError for an architecture that cannot be traced.
+    """
+    steps = partial(TrainingSteps, is_single=request.task.effective_batch_size == 1)
+    with request.traces(steps, config=request.config_of(way), is_kept=is_kept) as traces:
+        return _traced(request, way, traces, budget, correction.scale, say)
+
+
+def _traced(request: PlanRequest, way: Way, traces: Traces, budget: Budget, scale: float, say: Say) -> WayCosts:
+    task = request.task
+    basics = traces.basics
+    peak = traces.peak_surface(
+        task.lengths,
+        most_rows=task.fixed_rows or task.effective_batch_size,
+        cap_bytes=round(budget.reserved_bytes / max(scale, 1.0)),
+        context_length=request.folder.context_length,
+    )
+    time = traces.time(
+        task.lengths,
+        longest=task.longest,
+        wide=task.effective_batch_size,
+        most_rows=task.effective_batch_size,
+        known=[(shape[0], shape[1]) for shape in traces.asked if shape],  # by this plan, and no others that are kept
+    )
+    update_s = seconds_of(traces.find(()).work["update"], traces.speed)
+    traces.save()
+    if traces.note is not None:
+        say(traces.note)
+    costs = Costs(peak=peak, static_bytes=basics["static"], time=time.surface, scale=scale)
+
+    def overhead(of: Sequence[Shape]) -> int:
+        with request.tracing():
+            return traces.overhead_of(of)
+
+    def traced_at(rows: int, tokens: int) -> Costs:
+        with request.tracing():
+            return traces.verified(costs, rows=rows, tokens=tokens)
+
+    return WayCosts(
+        way=replace(way, chunked_loss=basics["chunk_positions"] > 0),
+        costs=costs,
+        least_bytes=max(basics[name] for name in ("static", "first_update", "update", "load")),
+        state_bytes=basics["state"],
+        update_s=update_s,
+        overhead_bytes=overhead,
+        bound_by=lambda of: time.parts(of).bound_by,
+        advice=time.advice,
+        traced_at=traced_at,
+    )
 
 
 def _open_ways(request: PlanRequest) -> list[Way]:
@@ -302,28 +347,6 @@ def too_long(plan: TrainingPlan) -> list[Problem]:
     longest = format_bytes(max(row.total_bytes for row in plan.too_long))
     what = f"rows do not fit even alone: {named}{more}. The longest needs {longest}"
     return [Problem(what=f"{what}, and {there} may be used ({plan.budget.limit_reason})", fix="; or ".join(plan.helps))]
-
-
-def remember(
-    request: PlanRequest,
-    costs: Costs,
-    steps: Iterable[StepPeak],
-    probes: Sequence[tuple[int, Probe]],
-    device: torch.device,
-) -> None:
-    """Keep what a run has measured. probes: with the bytes that were predicted of each before any correction."""
-    seen = [(costs.uncorrected(step.predicted_bytes), step.measured_bytes) for step in steps]
-    seen += [(predicted_bytes, probe.peak_bytes) for predicted_bytes, probe in probes]
-    peaks = [(predicted, measured) for predicted, measured in seen if measured is not None]
-    request.calibrations.learn(peaks, static_bytes=costs.static_bytes, outside_bytes=_outside_bytes(device))
-
-
-def _outside_bytes(device: torch.device) -> int | None:
-    """Return the part of a GPU that is neither free nor PyTorch's: the context, libraries, other processes."""
-    if device.type != "cuda":
-        return None
-    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    return int(total_bytes - free_bytes - torch.cuda.memory_reserved(device))
 
 
 _ALIKE = "partitioned differently, under another memory, the losses are close and not equal"

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 
 from brim.memory.devices import Budget
 from brim.notes import Note, planned, warning
-from brim.planning.plan import GenerationPlan, TrainingPlan
+from brim.planning.plan import ForwardPlan, GenerationPlan, TrainingPlan, Unplanned
 from brim.units import format_bytes, format_count, format_seconds
 
 
@@ -48,6 +48,24 @@ def _generation_lines(plan: GenerationPlan) -> Iterator[str]:
     if "would" in words:
         yield words["would"]
     yield from (Note(line, kind="detail") for line in plan.notes)
+
+
+def scoring_lines(plan: ForwardPlan | Unplanned, *, doing: str, is_part: bool) -> Iterator[str]:
+    """Yield a note each on batches, memory and time; of what is a part of another job, one for all."""
+    if isinstance(plan, Unplanned):
+        yield Note(f"{doing}: {plan}", kind="detail")
+        return
+    rows, tokens = plan.widest
+    batches = f"{format_count(plan.num_batches, 'batch', 'batches')} of up to {rows:,} × {tokens:,} tokens"
+    at_most = "at most " if plan.source == "closed form" else ""
+    memory = f"{at_most}{format_bytes(plan.total_bytes)} of {format_bytes(plan.budget.limit_bytes)}"
+    time = f"about {format_seconds(plan.seconds)} (estimated)"
+    if is_part:
+        yield Note(f"{doing}: {batches}; {memory}; {time} ({plan.reason})", kind="detail")
+        return
+    yield planned("batch", f"{batches}, {plan.padding - 1:.1%} padding ({plan.reason})", short=batches)
+    yield planned("memory", f"{memory} ({plan.budget.limit_reason})", short=memory)
+    yield planned("time", time)
 
 
 def training_words(plan: TrainingPlan) -> dict[str, str]:

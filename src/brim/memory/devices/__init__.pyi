@@ -3,8 +3,7 @@ from .budget import (
     budget_of as budget_of,
     enforce as enforce,
     limit_lifted as limit_lifted,
-    map_large_blocks as map_large_blocks,
-    returns_at_once as returns_at_once,
+    settle_heap as settle_heap,
 )
 from .device import (
     PACKING_BYTES as PACKING_BYTES,

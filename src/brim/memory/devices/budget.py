@@ -361,6 +361,18 @@ _TRIM_THRESHOLD, _TOP_PAD, _MAP_THRESHOLD = -1, -2, -3
 _HEAP_MAPPED_FROM_BYTES = 1 << 20
 
 
+def settle_heap(*, is_cpu: bool, is_ample: bool) -> bool:
+    """Let freed memory of a CPU go back to the system where it may become scarce; return whether it is kept.
+
+    The user's own setting wins.
+    """
+    if not is_cpu or returns_at_once(os.environ):
+        return False
+    if not is_ample:
+        map_large_blocks()
+    return is_ample
+
+
 def map_large_blocks() -> bool:
     """Have the C library map blocks of 1 MiB and more by themselves. False where it has no such setting.
 

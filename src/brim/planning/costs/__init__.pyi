@@ -2,8 +2,7 @@ from .calibration import Calibrations as Calibrations, Correction as Correction,
 from .generation import CacheModel as CacheModel, PassTimes as PassTimes
 from .sampling import Shape as Shape
 from .time import BoundBy as BoundBy, TimeEstimate as TimeEstimate, seconds_of as seconds_of
-from .timing import TimeFit as TimeFit, Timing as Timing
-from .traces import Traces as Traces, versions as versions
+from .traces import TracedWorkload as TracedWorkload, Traces as Traces, versions as versions
 from .workloads import (
     ForwardPasses as ForwardPasses,
     SlotsGeneration as SlotsGeneration,

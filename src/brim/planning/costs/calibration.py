@@ -147,14 +147,7 @@ class Calibrations:
         self._cache.write(self._name, [asdict(each) for each in runs])
 
     def _runs(self) -> list[RunPeaks]:
-        saved = self._cache.read(self._name)
-        if saved is None:
-            return []
-        try:
-            return TypeAdapter(list[RunPeaks]).validate_python(saved)
-        except ValueError:
-            self._cache.refuse(self._name)
-            return []
+        return self._cache.read(self._name, TypeAdapter(list[RunPeaks]).validate_python) or []
 
 
 def _bounded(scale: float) -> float:

@@ -24,6 +24,20 @@ _LENGTHS = 5  # lines of a surface
 _LEAST_SAMPLE_TOKENS = 8  # of the first sample of a line; before it, a line to no tokens at all
 
 
+_WORTH_SAYING = 0.02
+
+
+# What bounds a step, in words, and what else there is to know of it.
+_BOUNDS = {
+    "arithmetic": ("arithmetic", ", and 4-bit weights save memory, not time"),
+    "memory traffic": (
+        "memory traffic",
+        "; 4-bit weights alone save none, since each product writes them out in half precision first",
+    ),
+    "launches": ("the host, which starts kernels", "; a device that computes faster would not help"),
+}
+
+
 _A_LINE = 24  # samples: neighbours differ by less than a factor of two
 
 
@@ -66,6 +80,26 @@ class TimeEstimate:
         parts = (self.law, self.law.of("recompute"))
         total, again = (float(roofline(law, self.speed, rows * lengths, lengths).total_s.sum()) for law in parts)
         return min(again / total, 1.0)
+
+    def advice(self, shapes: Sequence[Shape]) -> tuple[str, ...]:
+        """Return what would make steps faster. shapes: the micro-batches of typical steps, (rows, tokens of each)."""
+        parts, less = self.parts(shapes), self.less_when_doubled(shapes)
+        bound_by, share = parts.bound_by, parts.shares[parts.bound_by]
+        doubled = "micro-batches of twice the rows would "
+        doubled += f"take {less:.0%} less time per token" if less >= _WORTH_SAYING else "not make it faster"
+        what, more = _BOUNDS[bound_by]
+        advice = (f"a step is bound by {what} ({share:.0%} of its time): {doubled}{more}",)
+        recomputed = self.recomputed(shapes)
+        if recomputed < _WORTH_SAYING:
+            return advice
+        spends = f"activation checkpointing spends {recomputed:.0%} of the time on recomputing"
+        return (*advice, f"{spends}: with free memory, drop it first")
+
+    def less_when_doubled(self, shapes: Sequence[Shape]) -> float:
+        """Return the share of the time a token that goes away with micro-batches of twice the rows."""
+        rows, lengths = np.array(shapes, dtype=np.float64).T
+        once, twice = (float(self.surface(factor * rows, lengths).sum()) for factor in (1, 2))
+        return max(0.0, 1.0 - twice / (2 * once))
 
 
 def _spread(first: int, last: int, number: int) -> tuple[int, ...]:

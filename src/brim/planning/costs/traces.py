@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -23,20 +22,14 @@ from numpy.typing import ArrayLike, NDArray
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from brim.batching import Costs, Surface
-from brim.config.schema import Config
 from brim.memory import ConfigWorkload
 from brim.memory.allocator import AllocatorSettings, CachingAllocator, SimulatedOutOfMemory, replay
-from brim.memory.cuda import CudaTarget
 from brim.memory.devices import Device, DeviceSpeed, device_speed
 from brim.memory.events import EventStream, Work, WorkCount, WorkPlace
 from brim.memory.trace import Recording, with_workspaces
-from brim.models.folders import ModelFolder
 from brim.planning.costs.sampling import Shape, region, round_length, sampled, short_length, through
 from brim.planning.costs.time import TimeEstimate, shapes_to_count
-from brim.storage import Cache, cache_folder, digest, source_digest
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+from brim.storage import Cache, digest, source_digest
 
 Key: TypeAlias = tuple[int, ...]  # a shape: rows and tokens, or a CacheShape's numbers; (): whatever the shape
 
@@ -123,26 +116,6 @@ class Traces:
         if shape not in self._known.found:
             self._known.found[shape] = self.workload.find(self, shape)
         return self._known.found[shape]
-
-    @classmethod
-    def of(
-        cls,
-        make: Callable[[ConfigWorkload], TracedWorkload],
-        config: Config,
-        folder: ModelFolder,
-        architecture: PretrainedConfig,
-        device: Device,
-        *,
-        is_kept: bool = True,
-    ) -> Traces:
-        """Return the traces of a configuration's workload. is_kept: on disk."""
-        target = None if device.is_cpu else CudaTarget(compute_capability=device.capability or (8, 0))
-        return cls(
-            make(ConfigWorkload(config, folder, architecture, target=target)),
-            device,
-            settings=AllocatorSettings.from_environment(os.environ),
-            folder=cache_folder() if is_kept else None,
-        )
 
     @cached_property
     def speed(self) -> DeviceSpeed:
@@ -264,14 +237,11 @@ class Traces:
 
     def _read(self) -> Known:
         """Return what is kept; nothing where nothing is, or what is damaged."""
-        saved = None if self._cache is None else self._cache.read(self._name)
-        if self._cache is None or saved is None:
-            return Known()
-        try:
+
+        def parse(saved: Any) -> Known:
             return _parsed(saved, self.workload.names)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            self._cache.refuse(self._name)
-            return Known()
+
+        return (self._cache and self._cache.read(self._name, parse)) or Known()
 
     def _facts(self) -> dict[str, object]:
         is_cpu = self.device.is_cpu

@@ -1,7 +1,7 @@
 from .chat import (
     Conversation as Conversation,
+    generation_and_template as generation_and_template,
     stream_text as stream_text,
-    template_texts as template_texts,
     with_day_of_run as with_day_of_run,
     with_stored_template as with_stored_template,
 )
@@ -10,7 +10,6 @@ from .evaluation import (
     Contender as Contender,
     base_of as base_of,
     evaluate_splits as evaluate_splits,
-    scored as scored,
     size_for_generating as size_for_generating,
 )
 from .output import (
@@ -31,3 +30,4 @@ from .run import (
     plan_prediction as plan_prediction,
     predict as predict,
 )
+from .scoring import scorer as scorer

@@ -26,10 +26,11 @@ from brim.infer.engines import FinishReason, RowsAtOnce, SlotsEngine
 from brim.models import LLM
 from brim.models.loss import base_model
 from brim.notes import Say
-from brim.planning import constraint_of, engine_by_hand, require_one_fits, settings_of, tokens_of_one
+from brim.planning import GenerationPlan, generation_request, plan_job
 from brim.session import Session, say_nothing, with_settings
 from brim.train import RunFolder
 from brim.workflows.prediction.evaluation import respond
+from brim.workflows.prediction.launch import constraint_of, engine_by_hand, require_fits, settings_of
 from brim.workflows.prediction.prompts import require_continuable, require_texts
 
 
@@ -37,6 +38,11 @@ def template_texts(session: Session) -> TemplateTexts | None:
     """Return the template's source, to be stored with the trained weights; None without `chat`."""
     chat = session.config.chat
     return None if chat is None else read_template(chat.template, session.encoder.folder)
+
+
+def generation_and_template(llm: LLM, session: Session) -> dict[str, Any]:
+    """Return how the model generates and the template of its chats, by the names of `export_model`."""
+    return {"generation": settings_of(llm, session), "chat": template_texts(session)}
 
 
 def with_stored_template(config: Config, run: RunFolder) -> Config:
@@ -264,6 +270,9 @@ def _require_no_examples(config: Config) -> None:
         )
 
 
+_NOTCH = 0.9  # of the tokens that did not fit: those that are tried next, or fewer
+
+
 Pieces: TypeAlias = Generator[str, None, FinishReason]  # none of them empty; then the reason for the end
 
 
@@ -313,7 +322,34 @@ def require_streamable(llm: LLM, session: Session) -> str:
 
 def require_budget(llm: LLM, session: Session, prompt: TokenRows) -> None:
     """Raise InputError for a prompt that is predicted not to fit into memory.budget with its response."""
-    require_one_fits(llm, session, prompt_tokens=int(prompt.lengths[0]))
+    plan = plan_of_one(llm, session, prompt_tokens=int(prompt.lengths[0]))
+    if plan is not None:
+        require_fits(plan)
+
+
+def plan_of_one(llm: LLM, session: Session, *, prompt_tokens: int) -> GenerationPlan | None:
+    """Return the plan of one response to a prompt of this length; None where memory.budget is auto, and it is tried."""
+    if session.config.memory.budget == "auto":
+        return None
+    request = generation_request(session, [prompt_tokens], llm=llm)
+    return plan_job(replace(request, fixed_rows=None), say=say_nothing)
+
+
+def tokens_of_one(llm: LLM, session: Session, *, most: int) -> int:
+    """Return how many tokens, up to `most`, a prompt and its response may have together within memory.budget.
+
+    Found from above in a few plans, to a tenth; fewer tokens than a response may have where no prompt fits.
+    """
+    new_tokens = session.config.generation.max_new_tokens
+    assert new_tokens is not None, "resolved before"
+    while most > new_tokens:
+        plan = plan_of_one(llm, session, prompt_tokens=most - new_tokens)
+        if plan is None or plan.fits or plan.costs is None:
+            return most
+        static_bytes = plan.costs.static_bytes
+        share = (plan.cap_bytes - static_bytes) / (plan.shapes[0].peak_bytes - static_bytes)
+        most = int(most * min(max(share, 0.0), _NOTCH))
+    return most
 
 
 def _pieces(tokens: Generator[int, None, FinishReason], encoder: TextEncoder) -> Pieces:

@@ -23,12 +23,12 @@ from brim.infer import LayerName, Pooling, VectorStore, collect_activations, fir
 from brim.infer.engines import Batches
 from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import Say, planned, status
-from brim.planning import batches_for
 from brim.session import Session
 from brim.storage import whole_file
 from brim.units import format_count
 from brim.workflows.prediction.output import ROW, ledger_path, require_free, require_writable, write_ledger
 from brim.workflows.prediction.prompts import require_rows
+from brim.workflows.prediction.scoring import batches_for
 
 Vectors: TypeAlias = NDArray[np.float32]
 

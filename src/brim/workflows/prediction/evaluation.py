@@ -21,7 +21,7 @@ from brim.data import Prepared, prepare, prompter, prompts_of
 from brim.data.read import Entry, Ledger, Source
 from brim.data.tokens import TextEncoder, Texts, TokenRows
 from brim.errors import DataError, InputError, require_extra
-from brim.infer.engines import Batches, Engine, RowsAtOnce, respond_to
+from brim.infer.engines import Engine, respond_to
 from brim.infer.metrics import (
     LabelCounts,
     Measure,
@@ -30,16 +30,16 @@ from brim.infer.metrics import (
     intervals,
     label_measures,
     label_reader,
-    score_rows,
     text_measures,
 )
 from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import Note, Say, planned, status
-from brim.planning import batches_for, planned_engine
 from brim.session import Session, with_labels
 from brim.train import RunFolder
 from brim.units import format_count
+from brim.workflows.prediction.launch import planned_engine
 from brim.workflows.prediction.prompts import continuable
+from brim.workflows.prediction.scoring import batches_for, scored
 from brim.workflows.runs import Comparison, EvaluateResult, TrainResult
 
 # Figures by the token, which cannot be compared across tokenizers.
@@ -320,27 +320,6 @@ def evaluate(
     )
 
 
-def scored(
-    llm: LLM,
-    session: Session,
-    rows: TokenRows,
-    batches: Batches,
-    *,
-    on_batch: Callable[[int], None] = lambda rows: None,
-) -> Scores:
-    """Compute loss and hits of each row under teacher forcing. on_batch: gets the number of rows done since."""
-    return score_rows(
-        llm.model,
-        rows,
-        pad_id=session.encoder.pad_id,
-        batches=batches,
-        device=llm.device,
-        precision=llm.precision,
-        head=llm.head,
-        on_batch=on_batch,
-    )
-
-
 def response_measures(texts: pd.DataFrame, references: Sequence[str], reader: LabelReader | None) -> dict[str, Measure]:
     """Measure responses, as `respond` gives them, in the order of the references. reader: of a category."""
     responses = texts["response"].tolist()
@@ -423,11 +402,6 @@ def _answers(batch: Texts, encoder: TextEncoder) -> list[str]:
 def size_for_generating(config: Config) -> str:
     """Return the trainer's key that says how many rows are generated for at once."""
     return "eval_batch_size" if isinstance(config.trainer, FinetuneTrainer) else "batch_size"
-
-
-def said(num_rows: int, say: Say) -> RowsAtOnce:
-    """Take so many rows together, or fewer, with a note, once memory has run out."""
-    return RowsAtOnce(num_rows, on_smaller=lambda smaller: say(str(smaller)))
 
 
 def respond(

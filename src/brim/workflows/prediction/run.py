@@ -32,21 +32,14 @@ from brim.memory import Asked, ask
 from brim.memory.devices import Budget
 from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import Say, planned, status
-from brim.planning import (
-    GenerationPlan,
-    batches_for,
-    engine_by_hand,
-    plan_generation,
-    planned_engine,
-    rows_by_hand,
-    vllm_engine,
-)
+from brim.planning import GenerationPlan, generation_request, plan_job, rows_by_hand
 from brim.session import Session, say_nothing, with_labels
 from brim.storage import writing
 from brim.train import interruption
 from brim.units import format_bytes, format_count
-from brim.workflows.prediction.evaluation import responses_to, said, scored
+from brim.workflows.prediction.evaluation import responses_to
 from brim.workflows.prediction.job import Job, fingerprint, open_job, with_day_of_job
+from brim.workflows.prediction.launch import engine_by_hand, planned_engine, vllm_engine
 from brim.workflows.prediction.output import (
     Counts,
     Predictions,
@@ -69,6 +62,7 @@ from brim.workflows.prediction.prompts import (
     row_keys,
     with_policies,
 )
+from brim.workflows.prediction.scoring import batches_for, said, scored
 from brim.workflows.runs import PredictResult
 
 
@@ -107,7 +101,7 @@ def plan_prediction(
     prompts = prompts_asked(source, session, wanted, [*notes, *map(str, session.choices)], say).prompts
     if not len(prompts):
         raise DataError(what="there is no prompt to plan for", where=source.name, fix="name another data set")
-    return plan_generation(session, prompts.lengths, asked=asked, is_at_hand=is_at_hand, say=say)
+    return plan_job(generation_request(session, prompts.lengths, asked=asked, is_at_hand=is_at_hand), say=say)
 
 
 def _session(asked: Asked) -> Session:

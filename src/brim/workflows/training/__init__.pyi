@@ -1,2 +1,7 @@
 from .planning import plan as plan
-from .training import prepared_for as prepared_for, train as train, train_configuration as train_configuration
+from .training import (
+    export_trained as export_trained,
+    prepared_for as prepared_for,
+    train as train,
+    train_configuration as train_configuration,
+)

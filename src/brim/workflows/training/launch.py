@@ -34,20 +34,20 @@ from brim.batching.memory import (
 from brim.config.schema import FinetuneTrainer
 from brim.errors import OutOfMemoryError
 from brim.memory.closed_form import Trained, optimizer_of, optimizer_state
-from brim.memory.devices import Budget, budget_of
+from brim.memory.devices import Budget
 from brim.models import LLM
 from brim.notes import Say
 from brim.planning import (
     Candidate,
     PlanRequest,
     TrainingPlan,
-    remember,
     rows_of_shape,
     training_words,
 )
-from brim.planning.costs import TimeFit, Timing, corrected
+from brim.planning.costs import corrected
 from brim.train import MicroBatchPass, Peak
 from brim.units import format_bytes, format_count
+from brim.workflows.training.timing import TimeFit, Timing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +72,22 @@ class Launched:
 
     def remember(self, steps: Iterable[Peak], device: torch.device) -> None:
         """Record what the steps took, for later plans."""
-        if self.plan is not None and self.plan.costs is not None:
-            remember(self.request, self.plan.costs, steps, self.measured, device)
+        if self.plan is None or self.plan.costs is None:
+            return
+        costs = self.plan.costs
+        seen = [(costs.uncorrected(step.predicted_bytes), step.measured_bytes) for step in steps]
+        seen += [(predicted_bytes, probe.peak_bytes) for predicted_bytes, probe in self.measured]
+        peaks = [(predicted, measured) for predicted, measured in seen if measured is not None]
+        outside_bytes = _outside_bytes(device)
+        self.request.calibrations.learn(peaks, static_bytes=costs.static_bytes, outside_bytes=outside_bytes)
+
+
+def _outside_bytes(device: torch.device) -> int | None:
+    """Return the part of a GPU that is neither free nor PyTorch's: the context, libraries, other processes."""
+    if device.type != "cuda":
+        return None
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return int(total_bytes - free_bytes - torch.cuda.memory_reserved(device))
 
 
 def launch(plan: TrainingPlan | None, request: PlanRequest, llm: LLM, *, pad_id: int, say: Say) -> Launched:
@@ -134,7 +148,7 @@ def _cap_now(cap_bytes: int, costs: Costs, request: PlanRequest, trial: Trial, s
     trial.warm_up()
     importlib.import_module("torch._dynamo")  # an optimizer's first update would
     free_caches()
-    left_bytes = budget_of(request.config.memory, request.device, is_at_hand=True).reserved_bytes + trial.held_bytes
+    left_bytes = request.budget(is_at_hand=True).reserved_bytes + trial.held_bytes
     if left_bytes >= cap_bytes:
         return cap_bytes
     now_bytes = max(left_bytes, int(np.ceil(costs.peak_bytes(1, request.task.longest))))
@@ -259,7 +273,7 @@ def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, tria
     most = task.effective_batch_size
     if request.is_sized_by_memory:
         most = min(len(request.rows), request.trainer.max_batch_size or len(request.rows))
-    budget = budget_of(request.config.memory, request.device, is_at_hand=True) if plan is None else plan.budget
+    budget = request.budget(is_at_hand=True) if plan is None else plan.budget
     found = find_batch_size(
         lambda size: trial.probe_size(size, task.longest),
         how=how,

@@ -18,9 +18,7 @@ from brim.data.read import Data, read
 from brim.data.tokens import TokenRows, load_encoder
 from brim.errors import ConfigError, InputError
 from brim.memory import MOST_MADE_UP, MOST_TOKENS, Asked, ask, require_in_context, require_whole
-from brim.memory.devices import Device, device_at_hand
-from brim.models import model_note, no_library_warnings, read_architecture
-from brim.models.folders import ModelFolder
+from brim.models import model_note, no_library_warnings
 from brim.notes import Note, Say, planned, status
 from brim.planning import PlanRequest, TrainingPlan, plan_run
 from brim.report import listening, show
@@ -29,7 +27,7 @@ from brim.train import RunLength
 from brim.units import format_count
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    pass
 
 
 @no_library_warnings()
@@ -113,24 +111,15 @@ def request_of(session: Session, prepared: Prepared, *, course: Mapping[str, Any
         session.config,
         prepared.splits["train"],
         course=course,
-        folder=session.folder,
-        architecture=read_architecture(session.folder, trust_remote_code=session.config.trust_remote_code),
-        device=device_at_hand(session.device),
-        is_at_hand=True,
+        **PlanRequest.at_hand(session),
     )
 
 
-def _request(
-    config: Config,
-    rows: TokenRows,
-    *,
-    folder: ModelFolder,
-    architecture: PretrainedConfig,
-    device: Device,
-    is_at_hand: bool,
-    course: Mapping[str, Any] | None = None,
-) -> PlanRequest:
-    """Return the request of a run over these rows; with its largest batch, where the memory is to size it."""
+def _request(config: Config, rows: TokenRows, *, course: Mapping[str, Any] | None = None, **where: Any) -> PlanRequest:
+    """Return the request of a run over these rows; with its largest batch, where the memory is to size it.
+
+    where: the model and the device, by PlanRequest's names.
+    """
     assert isinstance(config.trainer, FinetuneTrainer), "there is no plan where nothing is trained"
     is_open = is_sized_by_memory(config.trainer)
     if is_open:
@@ -138,11 +127,8 @@ def _request(
         config = with_effective_rows(config, most)
     assert isinstance(config.trainer, FinetuneTrainer)
     return PlanRequest(
+        **where,
         config=config,
-        folder=folder,
-        architecture=architecture,
-        device=device,
-        is_at_hand=is_at_hand,
         rows=rows,
         length=RunLength.of(config.trainer, rows, seed=config.random_seed, course=course),
         has_begun=course is not None,

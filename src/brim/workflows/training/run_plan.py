@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from brim.batching import Cutter, cutter_of
 from brim.data import Prepared
 from brim.errors import InputError
 from brim.memory import UntraceableError
-from brim.memory.devices import budget_of, device_at_hand, enforce, map_large_blocks, returns_at_once
+from brim.memory.devices import settle_heap
 from brim.models import LLM
 from brim.notes import Note, Say, as_warnings, planned as planned_line, status, warning
 from brim.planning import PlanRequest, TrainingPlan, keep, plan_run, short_plan, too_long
@@ -71,9 +70,8 @@ def plan_of_run(
     Raises InputError naming the rows that do not fit, where batches are partitioned by length.
     """
     request = request_of(session, prepared, course=None if checkpoint is None else checkpoint.state["course"])
-    if request.config.memory.budget != "auto":
-        enforce(budget_of(request.config.memory, request.device, is_at_hand=True), request.device)
-    saved = None if checkpoint is None or replan else _still_holds(session, run, checkpoint, say)
+    request.keep_to(request.budget())
+    saved = None if checkpoint is None or replan else _still_holds(request, session, run, checkpoint, say)
     if saved is not None and checkpoint is not None:
         if saved["plan"] is not None:
             _settle_heap(TrainingPlan.from_dict(saved["plan"]), request)
@@ -113,17 +111,10 @@ def _without_plan(request: PlanRequest) -> Iterator[str]:
 
 
 def _settle_heap(plan: TrainingPlan, request: PlanRequest) -> list[str]:
-    """Let freed memory of a CPU go back to the system where it may become scarce; elsewhere, return a note.
-
-    The user's own setting wins.
-    """
-    if not request.device.is_cpu or returns_at_once(os.environ):
+    """Settle the heap of a CPU; where what is freed is kept, return a note. With a budget `keep_to` has done it."""
+    is_kept = settle_heap(is_cpu=request.device.is_cpu, is_ample=plan.is_ample)
+    if not is_kept or request.config.memory.budget != "auto":
         return []
-    if not plan.is_ample:
-        map_large_blocks()
-        return []
-    if request.config.memory.budget != "auto":
-        return []  # `enforce` has done it
     return [
         Note(
             "the process will come to hold more than the plan needs, as peak_bytes will show: memory is ample, so the "
@@ -146,7 +137,9 @@ def _at_own_risk(plan: TrainingPlan, request: PlanRequest) -> list[str]:
     ]
 
 
-def _still_holds(session: Session, run: RunFolder, checkpoint: Checkpoint, say: Say) -> Mapping[str, Any] | None:
+def _still_holds(
+    request: PlanRequest, session: Session, run: RunFolder, checkpoint: Checkpoint, say: Say
+) -> Mapping[str, Any] | None:
     """Return plan.json's content, where the checkpoint's partition may be kept; None where the run must plan."""
     before, now = checkpoint.state["settings"], session.config.model_dump(mode="json")
     if "cutter" not in checkpoint.state or before.get("memory") != now["memory"]:
@@ -159,8 +152,7 @@ def _still_holds(session: Session, run: RunFolder, checkpoint: Checkpoint, say: 
     saved = _saved(run)
     if saved is None or saved["plan"] is None:
         return saved
-    device = device_at_hand(session.device)
-    budget = budget_of(session.config.memory, device, is_at_hand=True)
+    budget = request.budget()
     needed = TrainingPlan.from_dict(saved["plan"])
     if needed.budget.device != budget.device:
         told = f"the run was planned for {needed.budget.device}; this is {budget.device}, so it is planned again"

@@ -19,7 +19,6 @@ from brim.data.tokens import TokenRows
 from brim.errors import CheckpointError, InputError
 from brim.models import LLM, load_llm, model_note, no_library_warnings, require_trainable, unquantised_experts
 from brim.notes import Note, Say, status, warning
-from brim.planning import batches_for, settings_of
 from brim.session import Session, choice_notes, open_session, with_choices, with_dataset, with_labels, with_rows
 from brim.storage import write_text, writing
 from brim.train import (
@@ -40,7 +39,7 @@ from brim.train import (
     stop_request,
 )
 from brim.units import format_count
-from brim.workflows.prediction import scored, template_texts, with_day_of_run
+from brim.workflows.prediction import generation_and_template, scorer, with_day_of_run
 from brim.workflows.runs import RunNotes, TrainOrder, TrainResult, model_card
 from brim.workflows.training.launch import Launched, counted_state_bytes
 from brim.workflows.training.planning import rows_note
@@ -212,6 +211,11 @@ def _folder(path: Path, *, resume: bool) -> Iterator[RunFolder]:
         raise
 
 
+def export_trained(llm: LLM, session: Session, run: RunFolder) -> None:
+    """Write the model of a run, with how it generates and the template of its chats."""
+    export_model(llm, run.model, **generation_and_template(llm, session))
+
+
 def _exported(
     run: RunFolder,
     session: Session,
@@ -224,7 +228,7 @@ def _exported(
     seconds: float,
 ) -> TrainResult:
     """Write the model and its card."""
-    export_model(llm, run.model, generation=settings_of(llm, session), chat=template_texts(session))
+    export_trained(llm, session, run)
     rows = {split: len(rows) for split, rows in prepared.splits.items()}
     base, dataset = session.folder.name, Path(source.name).name
     card = model_card(session.config, base, dataset, rows=rows, metrics=metrics, state=state)
@@ -353,12 +357,11 @@ def _scorer(
     """
     if not splits:
         return lambda names: {}
-    batches = batches_for(
+    return scorer(
+        llm,
         session,
-        list(splits.values()),
-        llm=llm,
+        splits,
         beside_bytes=counted_state_bytes(trainer, llm.model),
         say=say,
         on_smaller=lambda smaller: observers.write({"step": state.step, **smaller.record()}),
     )
-    return lambda names: {name: scored(llm, session, splits[name], batches).summary() for name in names}

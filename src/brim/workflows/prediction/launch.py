@@ -1,48 +1,62 @@
-"""Bring a plan for generation to the device: note what is planned, try it once, and make the engine.
+"""Make the engine that writes a job's responses, and bring its plan to the device.
 
-The passes that take the most are tried once before the first batch, where memory is scarce. What has run of what was
-predicted for a model is remembered, so that it need not be tried again before each job.
+It is brim's own where that can do it, else transformers' `generate`. The passes that take the most are tried once
+before the first batch, where memory is scarce; what has run of what was predicted for a model is remembered, so that it
+need not be tried again before each job. vLLM, where it is asked for, gets folders, since it loads the weights itself.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 
 from brim.batching.memory import Probe, free_caches, no_trace, peak_meter, probed
-from brim.data.tokens import TokenRow, TokenRows
-from brim.errors import InputError
+from brim.data.chat import chat_template
+from brim.data.tokens import TokenRow, TokenRows, label_tokens
+from brim.errors import ConfigError, InputError
 from brim.infer.engines import (
+    USUAL_PASS_TOKENS,
     CacheShape,
+    Constraint,
     Engine,
     FixedRoom,
+    LabelConstraint,
     MemoryRoom,
     NextToken,
     Passes,
+    Room,
+    RowsAtOnce,
+    SlotsEngine,
+    Smaller,
     StaticEngine,
+    VllmEngine,
+    VllmModel,
+    end_ids_of,
+    generation_settings,
 )
-from brim.memory import Asked
-from brim.memory.devices import enforce, map_large_blocks, returns_at_once
+from brim.memory.devices import budget_of, device_at_hand, settle_heap
 from brim.memory.generation import peak_passes
-from brim.models import LLM
+from brim.models import LLM, precision
+from brim.models.folders import AdapterFolder, open_adapter
+from brim.models.loss import base_model
 from brim.notes import Note, Say, status
+from brim.planning import (
+    GenerationPlan,
+    GenerationRequest,
+    cannot,
+    generation_request,
+    plan_job,
+    recut,
+    short_plan,
+)
 from brim.planning.costs import corrected
-from brim.planning.engines import engine_for, settings_of
-from brim.planning.generation import plan_job, recut
-from brim.planning.plan import GenerationPlan
-from brim.planning.request import GenerationRequest, generation_request
-from brim.planning.words import short_plan
-from brim.session import Session, say_nothing
+from brim.session import Session
 from brim.storage import Cache, cache_folder, digest
 from brim.units import format_bytes, format_count
-
-_NOTCH = 0.9  # of the tokens that did not fit: those that are tried next, or fewer
 
 
 def planned_engine(llm: LLM, session: Session, prompts: TokenRows, *, say: Say) -> tuple[Engine, GenerationPlan]:
@@ -52,10 +66,9 @@ def planned_engine(llm: LLM, session: Session, prompts: TokenRows, *, say: Say) 
     """
     say(status("planning"))
     request = generation_request(session, prompts.lengths, llm=llm)
-    plan = _plan(request, say=say)
+    plan = plan_job(request, say=say)
     require_fits(plan)
-    if session.config.memory.budget != "auto":
-        enforce(plan.budget, request.device)
+    request.keep_to(plan.budget)
     for line in short_plan(plan):
         say(line)
     settings = settings_of(llm, session)
@@ -65,54 +78,6 @@ def planned_engine(llm: LLM, session: Session, prompts: TokenRows, *, say: Say) 
         say(Note(f"launch: {plan.proof}", kind="detail"))
     room = plan.room()
     return engine_for(llm, session, room=room, on_smaller=lambda smaller: say(str(smaller)), kind=plan.engine), plan
-
-
-def plan_generation(
-    session: Session, lengths: ArrayLike, *, asked: Asked | None, is_at_hand: bool, say: Say
-) -> GenerationPlan:
-    """Return the plan of a job without its weights. lengths: tokens of the prompts. See `generation_request`."""
-    return _plan(generation_request(session, lengths, asked=asked, is_at_hand=is_at_hand), say=say)
-
-
-def _plan(request: GenerationRequest, *, say: Say) -> GenerationPlan:
-    """Return the plan; where the number of rows is given, it says what it would have taken."""
-    if request.fixed_rows is None:
-        return plan_job(request, say=say)
-    free = plan_job(replace(request, fixed_rows=None), say=say)
-    fixed = plan_job(request, say=say)
-    return replace(fixed, would_take=free.rows, would_take_reason=free.rows_reason)
-
-
-def plan_of_one(llm: LLM, session: Session, *, prompt_tokens: int) -> GenerationPlan | None:
-    """Return the plan of one response to a prompt of this length; None where memory.budget is auto, and it is tried."""
-    if session.config.memory.budget == "auto":
-        return None
-    request = generation_request(session, [prompt_tokens], llm=llm)
-    return plan_job(replace(request, fixed_rows=None), say=say_nothing)
-
-
-def tokens_of_one(llm: LLM, session: Session, *, most: int) -> int:
-    """Return how many tokens, up to `most`, a prompt and its response may have together within memory.budget.
-
-    Found from above in a few plans, to a tenth; fewer tokens than a response may have where no prompt fits.
-    """
-    new_tokens = session.config.generation.max_new_tokens
-    assert new_tokens is not None, "resolved before"
-    while most > new_tokens:
-        plan = plan_of_one(llm, session, prompt_tokens=most - new_tokens)
-        if plan is None or plan.fits or plan.costs is None:
-            return most
-        static_bytes = plan.costs.static_bytes
-        share = (plan.cap_bytes - static_bytes) / (plan.shapes[0].peak_bytes - static_bytes)
-        most = int(most * min(max(share, 0.0), _NOTCH))
-    return most
-
-
-def require_one_fits(llm: LLM, session: Session, *, prompt_tokens: int) -> None:
-    """Raise InputError for a prompt of this length that is predicted not to fit memory.budget with its response."""
-    plan = plan_of_one(llm, session, prompt_tokens=prompt_tokens)
-    if plan is not None:
-        require_fits(plan)
 
 
 def require_fits(plan: GenerationPlan) -> None:
@@ -136,6 +101,77 @@ def require_fits(plan: GenerationPlan) -> None:
     )
 
 
+def engine_by_hand(llm: LLM, session: Session, *, batches: RowsAtOnce) -> Engine:
+    """Return what responds to the session's prompts, so many at a time."""
+    room = FixedRoom(batches.num_rows, prefill_tokens=USUAL_PASS_TOKENS)
+    return engine_for(llm, session, room=room, on_smaller=batches.on_smaller)
+
+
+def engine_for(
+    llm: LLM,
+    session: Session,
+    *,
+    room: Room,
+    on_smaller: Callable[[Smaller], None] = lambda smaller: None,
+    kind: str | None = None,
+) -> Engine:
+    """Return what responds to the session's prompts.
+
+    on_smaller: called each time that fewer rows go on together. kind: where it was chosen already; default: as
+    `generation.engine` says; vLLM, which loads the weights itself, is made elsewhere. Raises ConfigError for an engine
+    that cannot do what the configuration asks.
+    """
+    settings = settings_of(llm, session)
+    how: dict[str, Any] = {
+        "settings": settings,
+        "room": room,
+        "seed": session.config.random_seed,
+        "device": llm.device,
+        "precision": llm.precision,
+        "constraint": constraint_of(session, settings),
+        "on_smaller": on_smaller,
+    }
+    asked = kind or session.config.generation.engine
+    base = base_model(llm.model)
+    against = SlotsEngine.why_not(type(base), base.config, settings)
+    if asked == "slots" and against:
+        raise ConfigError(cannot(asked, against))
+    if asked == "static" or against:
+        return StaticEngine(llm.model, **how)
+    return SlotsEngine(llm.model, **how)
+
+
+def constraint_of(session: Session, settings: Mapping[str, Any]) -> Constraint | None:
+    """Return the constraint to labels of a category that asks for it. settings: what `settings_of` gives."""
+    feature = session.config.output_features[0]
+    decoder = feature.categories
+    if decoder is None or not decoder.constrain_to_vocabulary:
+        return None
+    if not feature.labels:
+        raise ConfigError(
+            what=f"the labels of `{feature.name}` are not known, to which decoder.constrain_to_vocabulary holds it",
+            where="output_features.0.decoder.match",
+            fix="name the labels in output_features.0.preprocessing.vocab, or take the folder of a run",
+        )
+    return LabelConstraint(label_tokens(feature.labels, session.encoder), end_ids=settings["eos_token_id"])
+
+
+def settings_of(llm: LLM, session: Session) -> dict[str, Any]:
+    """Return how the model generates, for transformers' GenerationConfig."""
+    return settings_with(session, end_ids_of(llm.model.generation_config, session.encoder.eos_id))
+
+
+def settings_with(session: Session, own_ends: Sequence[int]) -> dict[str, Any]:
+    """Return the same as `settings_of`. own_ends: tokens at which the model stops by itself."""
+    encoder, chat = session.encoder, session.config.chat
+    ends = [] if chat is None else chat_template(chat, encoder).end_ids(encoder)
+    return generation_settings(
+        session.config.generation,
+        pad_id=encoder.pad_id,
+        end_ids=list(dict.fromkeys([*ends, *own_ends])),
+    )
+
+
 _TINY = CacheShape(rows=1, columns=3, prompts=1, prompt_tokens=2)
 
 
@@ -149,8 +185,7 @@ def proven(
 
     settings: what `generation_settings` gives. Weights and random states are left as they were.
     """
-    if request.device.is_cpu and not plan.is_ample and not returns_at_once(os.environ):
-        map_large_blocks()
+    settle_heap(is_cpu=request.device.is_cpu, is_ample=plan.is_ample)
     free_caches()  # what traces leave holds memory until Python looks for circles
     reason = _why_not(plan, request)
     if not reason and not request.is_slots:
@@ -295,11 +330,80 @@ def _proofs(request: GenerationRequest) -> tuple[Cache, str]:
 def proven_bytes(request: GenerationRequest) -> int:
     """Return the largest uncorrected prediction, of bytes allocated, that was tried and fitted; 0: none was."""
     cache, name = _proofs(request)
-    saved = cache.read(name)
-    return saved if isinstance(saved, int) else 0
+    return cache.read(name, int) or 0
 
 
 def _keep_proof(request: GenerationRequest, predicted_bytes: int) -> None:
     if predicted_bytes > proven_bytes(request):
         cache, name = _proofs(request)
         cache.write(name, predicted_bytes)
+
+
+def vllm_engine(session: Session, *, rows: int | None) -> VllmEngine:
+    """Return what responds to the session's prompts. rows: at once, where somebody says so.
+
+    Raises InputError where vLLM is not installed, or cannot do what the configuration asks.
+    """
+    config = session.config
+    adapter = _adapter(session)
+    _require_plain_weights(session, adapter)
+    model = VllmModel(
+        folder=str(session.folder.path),
+        precision=precision(config.precision),  # type: ignore[arg-type]  # resolved: no `auto`
+        device=session.device,
+        memory_share=_memory_share(session),
+        adapter=None if adapter is None else adapter.path,
+        adapter_rank=0 if adapter is None else adapter.settings.r,
+        trust_remote_code=config.trust_remote_code,
+        rows=rows,
+    )
+    settings = settings_with(session, end_ids_of(_stored_generation(session), session.encoder.eos_id))
+    return VllmEngine(model, settings=settings, seed=config.random_seed, constraint=constraint_of(session, settings))
+
+
+def _memory_share(session: Session) -> float:
+    """Return the share of the GPU that the run may take, without the margin, as vLLM's own start-up measures it."""
+    device = device_at_hand(session.device)
+    if device.is_cpu:
+        return 1.0  # it will be refused
+    budget = budget_of(session.config.memory, device, is_at_hand=True)
+    return min((budget.limit_bytes - budget.margin_bytes) / device.memory_bytes, 1.0)
+
+
+def _adapter(session: Session) -> AdapterFolder | None:
+    adapter = session.config.adapter
+    if adapter is None or adapter.pretrained_adapter_weights is None:
+        return None
+    return open_adapter(adapter.pretrained_adapter_weights)
+
+
+def _require_plain_weights(session: Session, adapter: AdapterFolder | None) -> None:
+    config = session.config
+    if config.initialize == "random":
+        raise _refused("initialize is random, and it loads weights from files")
+    if config.quantization is not None:
+        raise _refused("the base is quantised as it is loaded, which vLLM does in another way")
+    if adapter is not None and adapter.settings.use_dora:
+        raise _refused("the adapter is a DoRA, which it does not know")
+    if adapter is not None and adapter.settings.bias_type != "none":
+        raise _refused("the adapter has biases, which it does not know")
+
+
+def _stored_generation(session: Session) -> Any:
+    """Return what the model's files say of generation, as the loaded model would."""
+    from transformers import AutoConfig, GenerationConfig
+
+    path = session.folder.path
+    if (path / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(path)
+    return GenerationConfig.from_model_config(
+        AutoConfig.from_pretrained(path, trust_remote_code=session.config.trust_remote_code)
+    )
+
+
+def _refused(reason: str) -> InputError:
+    return InputError(
+        what=f"vLLM cannot be used: {reason}",
+        where="generation.engine: vllm",
+        fix="set generation.engine: auto, or `brim export RUN --merge` first and predict with that model",
+    )

@@ -10,8 +10,7 @@ from hypothesis import given, strategies as st
 from tests.properties import examples
 
 from brim.batching import Costs, Surface
-from brim.planning.costs import TimeFit, Timing
-from brim.planning.costs.timing import CALLS, TimeSample
+from brim.workflows.training.timing import CALLS, TimeFit, TimeSample, Timing
 
 
 def line(per_token, fixed=0.0):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brim.batching import Costs, Surface
-from brim.planning.costs.sampling import Shape
+from brim.planning.costs import Shape
 from brim.units import format_seconds
 
 MOST_S = 30.0

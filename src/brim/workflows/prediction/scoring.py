@@ -1,0 +1,112 @@
+"""Score rows: plan their batches, bring the plan to the device, and compute losses.
+
+Where the architecture cannot be traced, batches are tried out instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from brim.batching.memory import peak_meter
+from brim.data.tokens import TokenRows
+from brim.infer.engines import Batches, RowsAtOnce, RowsByCost, RowsByTrial, Smaller
+from brim.infer.metrics import Scores, score_rows
+from brim.memory.devices import settle_heap
+from brim.models import LLM
+from brim.notes import Say, status
+from brim.planning import ForwardPlan, Unplanned, plan_forward, scoring_lines
+from brim.session import Session
+
+
+def batches_for(
+    session: Session,
+    splits: Sequence[TokenRows],
+    *,
+    llm: LLM | None = None,
+    beside_bytes: int | None = None,
+    say: Say,
+    on_smaller: Callable[[Smaller], None] | None = None,
+    whole_tokens: int | None = None,
+) -> Batches:
+    """Return the batches of trainer.eval_batch_size: so many rows together, or as planned, which is noted.
+
+    splits: that are run one after the other, with at least one row in all. llm, beside_bytes: as in `plan_forward`.
+    on_smaller: called where memory did not allow what was planned; None: a note is given.
+    whole_tokens: for batches of up to so many tokens that are made already, and stay whole where memory allows it;
+    trainer.eval_batch_size does not apply to them.
+    """
+
+    def tell(smaller: Smaller) -> None:
+        say(str(smaller))
+
+    given = session.config.trainer.eval_batch_size if whole_tokens is None else None
+    if given is not None and given != "auto":
+        return RowsAtOnce(given, on_smaller=on_smaller or tell)
+    if llm is not None and llm.device.type == "cpu":
+        # The weights, which are mapped from their files, are read into memory, with what the first pass imports.
+        rows = next(rows for rows in splits if len(rows))
+        scored(llm, session, rows.take([int(np.argmin(rows.lengths))]), RowsAtOnce(1))
+    doing = "evaluation" if whole_tokens is None else "scoring"
+    say(status(f"planning the {doing}"))
+    lengths = np.concatenate([rows.lengths for rows in splits])
+    plan = plan_forward(session, lengths, llm=llm, beside_bytes=beside_bytes, whole_tokens=whole_tokens)
+    if isinstance(plan, Unplanned) and whole_tokens is not None:
+        return RowsAtOnce(whole_tokens, on_smaller=on_smaller or tell)  # of which fewer go on once memory runs out
+    is_part = beside_bytes is not None or whole_tokens is not None
+    for line in scoring_lines(plan, doing=doing, is_part=is_part):
+        say(line)
+    return batches_of(plan, session.device, on_smaller=on_smaller or tell)
+
+
+def batches_of(
+    plan: ForwardPlan | Unplanned, device: torch.device, *, on_smaller: Callable[[Smaller], None]
+) -> Batches:
+    """Return what runs rows as planned. One object is for all evaluations of a run."""
+    if isinstance(plan, Unplanned):
+        return RowsByTrial(peak_meter(device), on_smaller=on_smaller)
+    settle_heap(is_cpu=device.type == "cpu", is_ample=plan.is_ample)
+    return RowsByCost(plan.cutter(), on_smaller=on_smaller)
+
+
+def scorer(
+    llm: LLM,
+    session: Session,
+    splits: Mapping[str, TokenRows],
+    *,
+    beside_bytes: int,
+    say: Say,
+    on_smaller: Callable[[Smaller], None],
+) -> Callable[[Sequence[str]], dict[str, dict[str, float]]]:
+    """Return what scores splits by their names in a training, under one limit on rows. See `batches_for`."""
+    rows = list(splits.values())
+    batches = batches_for(session, rows, llm=llm, beside_bytes=beside_bytes, say=say, on_smaller=on_smaller)
+    return lambda names: {name: scored(llm, session, splits[name], batches).summary() for name in names}
+
+
+def scored(
+    llm: LLM,
+    session: Session,
+    rows: TokenRows,
+    batches: Batches,
+    *,
+    on_batch: Callable[[int], None] = lambda rows: None,
+) -> Scores:
+    """Compute loss and hits of each row under teacher forcing. on_batch: gets the number of rows done since."""
+    return score_rows(
+        llm.model,
+        rows,
+        pad_id=session.encoder.pad_id,
+        batches=batches,
+        device=llm.device,
+        precision=llm.precision,
+        head=llm.head,
+        on_batch=on_batch,
+    )
+
+
+def said(num_rows: int, say: Say) -> RowsAtOnce:
+    """Take so many rows together, or fewer, with a note, once memory has run out."""
+    return RowsAtOnce(num_rows, on_smaller=lambda smaller: say(str(smaller)))
