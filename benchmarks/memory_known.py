@@ -21,7 +21,8 @@ from benchmarks.memory_cards import MODELS
 from benchmarks.report import print_table, write_report
 from brim import predict_memory
 from brim.memory import MemoryPrediction
-from brim.report.memory import facts
+from brim.notes import PlanCard
+from brim.report import memory_lines
 
 GB, GIB = 10**9, 2**30
 LITGPT = "https://github.com/Lightning-AI/litgpt/blob/main/tutorials/resource-tables.md"
@@ -154,8 +155,16 @@ def agrees(known: Known, prediction: MemoryPrediction) -> bool:
 
 
 def explained(known: Known, prediction: MemoryPrediction) -> bool:
-    """Tell whether the reason for another figure stands on the screen of that very configuration."""
-    return bool(known.why) and any(known.why in line for line in facts(prediction))
+    """Tell whether the reason for another figure stands on the card of that very configuration."""
+    return bool(known.why) and any(known.why in line for line in screen(prediction))
+
+
+def screen(prediction: MemoryPrediction) -> list[str]:
+    """Return the lines that `brim memory` shows unasked."""
+    card = PlanCard()
+    for line in memory_lines(prediction):
+        card.take(line)
+    return [f"{label}: {text}" for label, text in card.end()]
 
 
 def main() -> int:
@@ -180,7 +189,7 @@ def main() -> int:
                     "brim_bytes": told[known.kind],
                     "agrees": is_alike,
                     "why": known.why,
-                    "screen": list(facts(prediction)),
+                    "screen": screen(prediction),
                 }
             )
             print(rows[-1], flush=True)

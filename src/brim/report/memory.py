@@ -140,10 +140,11 @@ def facts(prediction: MemoryPrediction) -> Iterator[str]:
     place = ", ".join(filter(None, (prediction.peak.phase, prediction.peak.where)))
     verdict = {None: "", True: "fits: ", False: "does not fit: "}[prediction.fits]
     barely_fits = bool(prediction.fits) and prediction.total_bytes > (prediction.budget_bytes or 0)
-    details = [*_beside_reports(prediction), *_steps(prediction), *prediction.choices]
+    details = [*_steps(prediction), *prediction.choices]
     yield Note(f"peak: {place}", kind="detail")
     yield from (Note(line, kind="note" if prediction.fits is False else "detail") for line in _largest(prediction))
     yield Note(f"{verdict}{prediction.reason}", kind="note" if barely_fits else "detail")
+    yield from _beside_reports(prediction)
     yield from (Note(line, kind="detail") for line in details)
 
 
