@@ -7,10 +7,10 @@ the bit. The bare loop finds its tensors ready; brim draws the order, cuts, pads
 and keeps a live progress bar, as `brim train` does on a terminal. Steps alternate within one process, so that what else
 the machine does falls on both. Checkpoints are left out.
 
-What brim puts off is charged to its steps in equal parts: what the observers do when they are closed, and the bar's
-thread, which draws twice a second. That thread goes on while the bare loop runs, and draws as often there. (Until
-November 2026 the bar was taken away and begun again around each step, which cost more than all the rest of a step and
-is not what a run does.)
+What brim puts off is charged to a step's milliseconds in equal parts (the ratios leave it out): what the observers do
+when they are closed, and the bar's thread, which draws twice a second. That thread goes on while the bare loop runs,
+and draws as often there. (Until November 2026 the bar was taken away and begun again around each step, which cost more
+than all the rest of a step and is not what a run does.)
 """
 
 from __future__ import annotations

@@ -45,19 +45,16 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
 def importing() -> Iterator[None]:
     """Disable the garbage collector, which takes a seventh of the time of imports and finds nothing in them.
 
-    What was imported then counts as old: the next collections, which are meant for new objects, leave it out.
+    While the command starts, later collections leave out what was imported, too. Elsewhere, and once there are tensors,
+    that would keep circles which hold some.
     """
-    is_outermost = gc.isenabled()
     with without_collector():
         yield
-        if is_outermost:
-            stays = freezes_imports or gc.get_freeze_count() > 0  # by the caller, whose objects stay so
+        if freezes_imports:
             gc.freeze()
-            if not stays:
-                gc.unfreeze()  # into the oldest generation
 
 
-freezes_imports = False  # True while the command starts: full collections leave out what was imported, too
+freezes_imports = False  # True while the command starts, until a model is loaded
 
 
 @contextmanager

@@ -87,7 +87,7 @@ class PlanCard:
     What the run takes comes first, a line each: model, data, batch, memory, time. What changes what is learned is never
     left out: such notes are shortened and share lines where they would take too many. Other notes are shown as far as
     they fit, and the last line counts the rest and says where they are. After the card, each note is shown as it comes,
-    except for details and plans.
+    except for details.
     """
 
     def __init__(self, *, hint: str = "") -> None:
@@ -105,8 +105,8 @@ class PlanCard:
             self._rest = line
         elif kind == "detail":
             self._num_details += 1
-        elif self._is_shown:  # a plan that comes later is that of another model, or of more rows
-            return is_told(line) and kind != "plan"
+        elif self._is_shown:
+            return is_told(line)
         elif kind == "plan":
             self._facts.setdefault(topic_of(line), []).append(line)
         elif kind == "warning":

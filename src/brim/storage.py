@@ -182,7 +182,7 @@ def forget_oldest(folder: Path, pattern: str = "*.json", *, most_bytes: int = _M
     or a folder with a manifest and all that is in it. What killed writes left goes after a day. What else lies there is
     not brim's.
     """
-    for unfinished in (each for ending in ("tmp", "old") for each in folder.glob(f".*.{ending}")):
+    for unfinished in (each for ending in ("tmp", "old") for each in folder.glob(f".{pattern}.{ending}")):
         with suppress(OSError, ValueError):  # another process was quicker
             if time.time() - max(each.stat().st_mtime for each in (unfinished, *unfinished.rglob("*"))) > _ABANDONED_S:
                 shutil.rmtree(unfinished) if unfinished.is_dir() else unfinished.unlink()

@@ -29,7 +29,8 @@ _FIGURE = re.compile(r"\d+\.\d+")
 def test_a_verb_says_this_in_80_columns(brim, run, golden, name):
     done = brim(*SCREENS[name])
     assert done.code == 0, done.err
-    lines = [re.sub(r"/\S+/shared", "…/shared", line) for line in (done.err + done.out).splitlines()]
+    shown = f"{done.err}-- stdout --\n{done.out}"
+    lines = [re.sub(r"/\S+/shared", "…/shared", line) for line in shown.splitlines()]
     assert max(map(len, lines)) <= 80
     text = _AMOUNT.sub("#", "\n".join(lines))
     golden(f"cli/screen_{name}.txt", _FIGURE.sub(lambda figure: re.sub(r"\d", "0", figure[0]), text))

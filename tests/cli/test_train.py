@@ -52,6 +52,16 @@ def test_the_plan_is_a_table_in_80_columns(brim, project):
     assert re.search(r"^taken +none: no row is short enough *$", done.out, flags=re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("verb", "wrong"), [(("plan", *DATA, "--device", "t4"), "memory.budget=99GiB"), (("memory",), "base_model=nowhere")]
+)
+def test_what_was_noted_before_a_card_could_be_made_is_said_beside_the_error(brim, project, verb, wrong):
+    done = brim(verb[0], "config.yaml", *verb[1:], wrong, "trainer.train_steps=5")
+    assert (done.code, done.out) == (2, "")
+    assert "trainer.epochs has no effect" in done.err
+    assert wrong.partition("=")[0] in done.err
+
+
 def test_the_second_plan_is_found(plan):
     arguments = (*BY_LENGTH, "trainer.epochs=3", *DATA)
     first, second, third = (plan(*arguments, *more) for more in ((), (), ("--replan",)))

@@ -78,7 +78,7 @@ def test_progress_bars_are_as_they_were_and_the_folders_generation_settings_are_
     for switch in (logging.disable_progress_bar, logging.enable_progress_bar):
         switch()
         before = logging.is_progress_bar_enabled()
-        kept = load(folder).generation_config
+        kept = loaded(folder, "fp32").model.generation_config
         assert logging.is_progress_bar_enabled() is before
     assert kept.eos_token_id == [0, 9]
     assert (kept.temperature, kept.do_sample, kept.suppress_tokens, kept.max_length) == (None, None, None, None)

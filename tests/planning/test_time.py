@@ -15,8 +15,8 @@ from tests.planning.planned import hand_counted, speed
 
 from brim.memory.devices import device_speed, find_device
 from brim.memory.trace import record
-from brim.planning.costs import Shape, TimeEstimate, seconds_of
-from brim.planning.costs.time import Parts, roofline, shapes_to_count, work_law
+from brim.planning.costs import Shape, seconds_of
+from brim.planning.costs.time import Parts, TimeEstimate, roofline, shapes_to_count, work_law
 
 KNOWN = [(1, 512), (2, 512), (32, 64)]
 LAW = work_law({shape: hand_counted(*shape) for shape in KNOWN})

@@ -120,7 +120,7 @@ def test_the_last_line_says_where_the_others_are_and_what_comes_later_is_shown_a
     assert card.end() == []
     assert card.take("kept the weights of step 4")
     assert not card.take(Note("choice 9", kind="detail"))
-    assert not card.take(planned("model", "another")), "with which this one is compared"
+    assert card.take(planned("memory", "of what is done next"))
     notes = [str(number) for number in range(MOST_LINES + 1)]
     assert [text for _, text in card_of(notes[:-1])] == notes[:-1], "they just fit"
     assert [text for _, text in card_of(notes)] == [*notes[:-2], "2 notes: --verbose"]

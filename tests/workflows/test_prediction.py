@@ -22,6 +22,7 @@ import brim
 from brim.data.read import read
 from brim.errors import ConfigError, DataError, InputError, OutputError, WriteError
 from brim.infer.metrics import Measure, intervals
+from brim.notes import kind_of
 from brim.workflows.prediction import embedding as activations, write_predictions
 from brim.workflows.prediction.prompts import row_keys
 
@@ -489,7 +490,9 @@ def test_a_run_is_compared_with_its_base_on_the_same_rows(trained, sums_file):
         assert interval.low - 1e-9 <= difference <= interval.high + 1e-9
     assert found.differences["loss"] != 0
     assert found.notes == ()
-    assert len([line for line in said if re.match(r"batch: \d+ batch", line)]) == 2
+    batches = [line for line in said if re.search(r"batch: \d+ batch", line)]
+    assert [line.startswith("batch: ") for line in batches] == [True, False], "the second model's notes name it"
+    assert [kind_of(line) for line in batches] == ["plan", "detail"]
     differences = result.rows["loss"] - base.rows["loss"]
     measure = Measure.ratio(differences.to_numpy(), result.rows["num_supervised"].to_numpy())
     expected = intervals({"loss": measure}, len(differences))["loss"]

@@ -164,10 +164,23 @@ class MemoryRequest:
 
 
 def run(request: MemoryRequest, loaded: LoadedConfig) -> None:
-    """Do what was asked for and print it. Results go to stdout, notes to stderr."""
-    config = loaded.config
-    for note in () if request.is_card else loaded.notes:
-        say(note)
+    """Do what was asked for and print it. Results go to stdout, and notes to stderr where there is no card for them."""
+
+    def say_notes() -> None:
+        for note in loaded.notes:
+            say(note)
+
+    if not request.is_card:
+        say_notes()
+    try:
+        _run(request, loaded.config, loaded.notes)
+    except BaseException:
+        if request.is_card:
+            say_notes()
+        raise
+
+
+def _run(request: MemoryRequest, config: Config, notes: Sequence[str]) -> None:
     # Before torch is imported, so that what is wrong with the base model's folder is reported at once.
     folder = locate(
         config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code, config_only=True
@@ -179,12 +192,13 @@ def run(request: MemoryRequest, loaded: LoadedConfig) -> None:
     if request.measure:
         _measure(request, config)
     else:
-        _predict(request, config, loaded.notes)
+        _predict(request, config, notes)
 
 
 def _predict(request: MemoryRequest, config: Config, notes: Sequence[str]) -> None:
     from brim.memory import predict_memory
     from brim.models import model_note
+    from brim.notes import PlanCard
     from brim.report import memory_lines, memory_table
 
     prediction = predict_memory(config, phase=request.phase, **request.given())
@@ -194,9 +208,11 @@ def _predict(request: MemoryRequest, config: Config, notes: Sequence[str]) -> No
     else:
         console = _console()
         if request.is_card:
-            devices = prediction.shape_in_words().rpartition(", on ")[2]
-            model = model_note(config, devices, trains=prediction.phase == "train")
-            print_card([model, *notes, *memory_lines(prediction)])
+            card = PlanCard(hint="--verbose")
+            card.take(model_note(config, prediction.devices_in_words(), trains=prediction.phase == "train"))
+            for line in (*notes, *memory_lines(prediction)):
+                card.take(line)
+            print_card(card.end())
         else:
             console.print(memory_table(prediction, title=_title(config)))
         _print_napkin(console, napkin, prediction)
@@ -213,7 +229,11 @@ def _compare(request: MemoryRequest, config: Config) -> None:
 
     with Screen() as screen:
         screen(status("tracing each variant"))
-        answers = list(compare_memory(config, **request.given()))
+        answers = []
+        for each in compare_memory(config, **request.given()):
+            answers.append(each)
+            if request.verbose and isinstance(each, Compared):
+                screen(f"{each.variant.name}: {each.prediction.reason}")
     found = [each for each in answers if isinstance(each, Compared)]
     failed = [each for each in answers if isinstance(each, Failed)]
     if request.as_json:

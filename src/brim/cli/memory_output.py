@@ -159,7 +159,7 @@ _SHOWN_SPIKES = 6
 def print_measured(console: Console, beside: Beside, *, title: str) -> None:
     """Print each phase predicted and measured, the highest points over time, and a leak."""
     measured = beside.measured
-    shape = f"{title}: {beside.main.shape_in_words()}".rpartition(", on ")[0]
+    shape = f"{title}: {beside.main.batch_in_words()}"
     console.print(Text(f"{shape}: predicted, and measured on {measured.device}", style="bold"))
     console.print()
     table = Table(box=None, pad_edge=False, header_style="bold")

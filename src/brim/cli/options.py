@@ -22,7 +22,7 @@ import typer
 
 from brim.config.text import mask_text, misspelt, yaml_files
 from brim.errors import ConfigError, DataError, InputError, Problem
-from brim.notes import PlanCard, wrapped
+from brim.notes import wrapped
 
 if TYPE_CHECKING:
     from brim.config import LoadedConfig
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from brim.config.text import KeyPath
     from brim.model import Model
     from brim.planning import GenerationPlan, TrainingPlan
+    from brim.report import Screen
 
 
 _LONGEST_LINE = 1_000  # characters
@@ -231,20 +232,17 @@ def print_result(lines: Iterable[tuple[str, str]]) -> None:
         print(f"{label:<8}{text}")
 
 
-def print_card(lines: Iterable[str]) -> None:
-    """Print a result that is a card: at most eight lines of labels and texts, as wide as the screen."""
-    card = PlanCard(hint="--verbose")
-    for line in lines:
-        card.take(line)
+def print_card(lines: Iterable[tuple[str, str]]) -> None:
+    """Print a result that is a card: labels and texts, as wide as the screen."""
     width = shutil.get_terminal_size().columns
-    for label, text in card.end():
+    for label, text in lines:
         print(wrapped(label, text, width=width))
 
 
 def print_plan(
-    plan: TrainingPlan | GenerationPlan, told: Sequence[str], *, title: str, verbose: bool, as_json: bool
+    plan: TrainingPlan | GenerationPlan, screen: Screen, *, title: str, verbose: bool, as_json: bool
 ) -> None:
-    """Print a plan as a card, as tables, or as JSON. told: the notes that came before it."""
+    """Print a plan as a card, as tables, or as JSON. screen: has the notes that came before it, for the card."""
     if as_json:
         print(json.dumps(plan.as_dict()))
     elif verbose:
@@ -256,7 +254,9 @@ def print_plan(
     else:
         from brim.planning import short_plan
 
-        print_card([*told, *short_plan(plan)])
+        for line in short_plan(plan):
+            screen(line)
+        print_card(screen.take_card())
 
 
 def metric_lines(by_split: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str]]:

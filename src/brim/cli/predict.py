@@ -268,22 +268,16 @@ def _plan(
     verbose: bool,
     as_json: bool,
 ) -> None:
-    from brim.report import show
+    from brim.report import Screen
     from brim.workflows.prediction import plan_prediction
 
     memory_bytes = device_memory(memory)
     check_device(device, memory_bytes)
-    told: list[str] = []
-    made = plan_prediction(
-        model.config,
-        dataset,
-        wanted,
-        device=device,
-        memory_bytes=memory_bytes,
-        notes=model.notes,
-        say=show if verbose or as_json else told.append,
-    )
-    print_plan(made, told, title=Path(model.config.base_model).name, verbose=verbose, as_json=as_json)
+    with Screen(is_short=not (verbose or as_json), hint="--verbose") as screen:
+        made = plan_prediction(
+            model.config, dataset, wanted, device=device, memory_bytes=memory_bytes, notes=model.notes, say=screen
+        )
+        print_plan(made, screen, title=Path(model.config.base_model).name, verbose=verbose, as_json=as_json)
 
 
 def evaluate(

@@ -76,22 +76,22 @@ def plan(
     config = open_config(config_or_run, overrides or [], dataset).config
     if config_or_run.is_dir():
         require_trust_said_again(config, overrides or [], file, begins=True)
-    from brim.report import show
+    from brim.report import Screen
     from brim.workflows.training import plan as make_plan
 
-    told: list[str] = []
-    made = make_plan(
-        file,
-        dataset,
-        num_rows=rows,
-        sequence_length=sequence_length,
-        overrides=overrides or [],
-        device=device,
-        memory_bytes=memory_bytes,
-        replan=replan,
-        say=show if verbose or as_json else told.append,
-    )
-    print_plan(made, told, title=Path(config.base_model).name, verbose=verbose, as_json=as_json)
+    with Screen(is_short=not (verbose or as_json), hint="--verbose") as screen:
+        made = make_plan(
+            file,
+            dataset,
+            num_rows=rows,
+            sequence_length=sequence_length,
+            overrides=overrides or [],
+            device=device,
+            memory_bytes=memory_bytes,
+            replan=replan,
+            say=screen,
+        )
+        print_plan(made, screen, title=Path(config.base_model).name, verbose=verbose, as_json=as_json)
 
 
 def schema() -> None:

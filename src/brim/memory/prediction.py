@@ -209,9 +209,16 @@ class MemoryPrediction:
 
     def shape_in_words(self) -> str:
         """Name phase, rows and device: "train, 1 row × 2,048 tokens, on t4"."""
+        return f"{self.batch_in_words()}, on {self.devices_in_words()}"
+
+    def batch_in_words(self) -> str:
+        """Name phase and rows: "train, 1 row × 2,048 tokens"."""
         shape = f"{format_count(self.batch_size, 'row')} × {self.sequence_length:,} tokens"
-        devices = f"{self.world_size} × {self.device}" if self.world_size > 1 else self.device
-        return f"{self.phase}, {'no rows' if self.phase == 'load' else shape}, on {devices}"
+        return f"{self.phase}, {'no rows' if self.phase == 'load' else shape}"
+
+    def devices_in_words(self) -> str:
+        """Name the devices: "2 × t4"."""
+        return f"{self.world_size} × {self.device}" if self.world_size > 1 else self.device
 
     def as_dict(self) -> dict[str, Any]:
         """Return all but the timeline, for JSON; the names are those of the attributes."""

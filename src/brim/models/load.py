@@ -81,7 +81,7 @@ def model_note(config: Config, at: LLM | str, *, trains: bool) -> Note:
     weights = list(at.model.parameters())
     held = sum(_num_elements(weight) for weight in weights)
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
-    method = method if is_adapted(at.model) else ""
+    method = method if method and is_adapted(at.model) else ""  # which imports peft
     if trains:
         method = f"{method or ','} trains {'all' if trained == held else format_parameters(trained)}"
     where = f"{at.precision.name} on {at.device.type}"
@@ -217,6 +217,9 @@ def load_base(
 
         settings["quantization_config"] = Mxfp4Config(dequantize=True)
     try:
+        with lazy.importing():
+            from transformers import AutoModelForCausalLM, PreTrainedModel  # noqa: F401 - which loading asks for
+        lazy.freezes_imports = False  # circles that hold tensors are to be found
         with no_library_bars():
             if initialize == "random":
                 model = _random(folder, dtype=dtype, seed=seed, settings=settings)
@@ -268,9 +271,7 @@ def _random(folder: ModelFolder, *, dtype: torch.dtype | None, seed: int, settin
 
 
 def _pretrained(folder: ModelFolder, *, dtype: torch.dtype | None, settings: dict[str, Any]) -> PreTrainedModel:
-    with lazy.importing():
-        from transformers import AutoModelForCausalLM, PreTrainedModel  # noqa: F401 - which loading asks for
-    lazy.freezes_imports = False  # from here on there are tensors, and circles that hold some are to be found
+    from transformers import AutoModelForCausalLM
 
     model, report = AutoModelForCausalLM.from_pretrained(
         folder.name,

@@ -18,10 +18,11 @@ from .request import (
     generation_request as generation_request,
     rows_by_hand as rows_by_hand,
 )
-from .training import keep as keep, plan_run as plan_run, too_long as too_long
+from .training import keep as keep, plan_run as plan_run
 from .words import (
     generation_words as generation_words,
     scoring_lines as scoring_lines,
     short_plan as short_plan,
+    too_long as too_long,
     training_words as training_words,
 )

@@ -17,7 +17,6 @@ import numpy as np
 from brim.batching import Costs
 from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer
-from brim.errors import Problem
 from brim.memory import what_helps
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.devices import Budget, cpu_device, devices
@@ -30,9 +29,6 @@ from brim.planning.plan import Candidate, LongRow, TrainingPlan, Way, summarize_
 from brim.planning.plan_cache import PlanCache, plan_facts
 from brim.planning.request import PlanRequest
 from brim.units import format_bytes, format_count
-
-_MOST_ROWS_NAMED = 5
-
 
 _FIRST_ROWS = 64
 
@@ -334,19 +330,6 @@ def _choices(request: PlanRequest, plan: TrainingPlan) -> tuple[Choice, ...]:
     if request.trainer.chunked_loss == "auto" and has_chunks and not chosen.way.chunked_loss:
         choices.append(Choice(key="trainer.chunked_loss", value=False, reason=reason))
     return tuple(choices)
-
-
-def too_long(plan: TrainingPlan) -> list[Problem]:
-    """Return why a run whose rows do not fit does not begin."""
-    shown = plan.too_long[:_MOST_ROWS_NAMED]
-    if not shown:
-        return [Problem(what=f"no training strategy fits: {plan.reason}", fix="; or ".join(plan.helps))]
-    more = f"; {len(plan.too_long):,} rows in all" if len(plan.too_long) > len(shown) else ""
-    there = format_bytes(plan.budget.limit_bytes - plan.budget.margin_bytes)
-    named = ", ".join(f"row {row.key} ({format_count(row.num_tokens, 'token')})" for row in shown)
-    longest = format_bytes(max(row.total_bytes for row in plan.too_long))
-    what = f"rows do not fit even alone: {named}{more}. The longest needs {longest}"
-    return [Problem(what=f"{what}, and {there} may be used ({plan.budget.limit_reason})", fix="; or ".join(plan.helps))]
 
 
 _ALIKE = "partitioned differently, under another memory, the losses are close and not equal"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from brim.errors import Problem
 from brim.memory.devices import Budget
 from brim.notes import Note, planned, warning
 from brim.planning.plan import ForwardPlan, GenerationPlan, TrainingPlan, Unplanned
@@ -95,6 +96,7 @@ def short_plan(plan: TrainingPlan | GenerationPlan, *, phase_notes: Collection[s
     on_speed = () if plan.chosen is None else plan.chosen.advice
     return [
         *_facts(plan),
+        *(problem.what for problem in (too_long(plan) if plan.too_long else ())),
         *(f"would help: {each}" for each in plan.helps),
         *(
             warning(line, topic="plan")
@@ -182,3 +184,19 @@ def _steps_in_words(plan: TrainingPlan) -> str:
         return format_count(plan.total_steps or 0, "step")
     fewest, most = plan.steps_between
     return f"{fewest:,} to {most:,} steps"
+
+
+_MOST_ROWS_NAMED = 5
+
+
+def too_long(plan: TrainingPlan) -> list[Problem]:
+    """Return why a run whose rows do not fit does not begin."""
+    shown = plan.too_long[:_MOST_ROWS_NAMED]
+    if not shown:
+        return [Problem(what=f"no training strategy fits: {plan.reason}", fix="; or ".join(plan.helps))]
+    more = f"; {len(plan.too_long):,} rows in all" if len(plan.too_long) > len(shown) else ""
+    there = format_bytes(plan.budget.limit_bytes - plan.budget.margin_bytes)
+    named = ", ".join(f"row {row.key} ({format_count(row.num_tokens, 'token')})" for row in shown)
+    longest = format_bytes(max(row.total_bytes for row in plan.too_long))
+    what = f"rows do not fit even alone: {named}{more}. The longest needs {longest}"
+    return [Problem(what=f"{what}, and {there} may be used ({plan.budget.limit_reason})", fix="; or ".join(plan.helps))]

@@ -127,7 +127,7 @@ def memory_lines(prediction: MemoryPrediction) -> Iterator[str]:
             ("checkpointing", "without") if prediction.gradient_checkpointing else ("no checkpointing", "with")
         )
         memory += f"; {way}" + ("" if other is None else f" ({format_bytes(other.total_bytes)} {others} it)")
-    yield planned("batch", prediction.shape_in_words().rpartition(", on ")[0])
+    yield planned("batch", prediction.batch_in_words())
     yield planned("memory", memory)
     largest = sorted(total_by_part(prediction).items(), key=lambda part: -part[1])
     shown = [(part, num_bytes) for part, num_bytes in largest if num_bytes >= needed * _LEAST_SHARE]

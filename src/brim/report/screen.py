@@ -94,6 +94,11 @@ class Screen:
     def advance(self, num_rows: int) -> None:
         self._rows.advance(num_rows)
 
+    def take_card(self) -> list[tuple[str, str]]:
+        """Take the lines of the card, if it has not been shown, for somebody else to show."""
+        self._line.clear()
+        return [] if self._card is None else self._card.end()
+
     def _end_card(self) -> None:
         for label, text in () if self._card is None else self._card.end():
             self._line.print(wrapped(label, text, width=self._line.width))

@@ -273,7 +273,7 @@ def _read_columns(path: Path) -> Source:
         return source
     note = (
         f"{path.name} is one object of columns ({format_bytes(num_bytes)}): it is held in memory, several times while "
-        f"it is read. JSON lines are not; write them with: python -c {shlex.quote(_TO_LINES)} "
+        f"it is read. JSON lines are read in parts; write them with: python -c {shlex.quote(_TO_LINES)} "
         f"{shlex.quote(str(path))} > {shlex.quote(str(path.with_suffix('.jsonl')))}"
     )
     return replace(source, notes=(note,))

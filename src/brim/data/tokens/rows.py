@@ -64,8 +64,7 @@ def collate(rows: Iterable[TokenRow], *, pad_id: int) -> Batch:
 
     rows = list(rows)
     longest = max([len(row.input_ids) for row in rows], default=0)
-    input_ids = np.empty((len(rows), longest), dtype=np.int64)
-    input_ids.fill(pad_id)
+    input_ids = np.full((len(rows), longest), pad_id, dtype=np.int64)
     supervised = np.zeros(input_ids.shape, dtype=np.bool_)
     for number, row in enumerate(rows):
         length = len(row.input_ids)

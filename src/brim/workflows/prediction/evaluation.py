@@ -33,7 +33,7 @@ from brim.infer.metrics import (
     text_measures,
 )
 from brim.models import LLM, model_note, no_library_warnings
-from brim.notes import Note, Say, planned, status
+from brim.notes import Kind, Note, Say, is_told, kind_of, planned, status, topic_of
 from brim.session import Session, with_labels
 from brim.train import RunFolder
 from brim.units import format_count
@@ -138,8 +138,14 @@ class Contender:
         keys = np.intersect1d(self.rows.keys, second.rows.keys)
         _require_common(keys, second)
         mine, other = self.only(keys), second.only(keys)
-        say(Note(f"{other.name}:", kind="detail"))
-        theirs = other.evaluated(load(), split=ours.split, say=say, on_batch=on_batch)
+
+        def say_of_other(line: str) -> None:
+            if is_told(line):
+                kind: Kind = "detail" if kind_of(line) == "plan" else kind_of(line)  # it takes about the same again
+                line = Note(f"{other.name}: {line}", kind=kind, topic=topic_of(line))
+            say(line)
+
+        theirs = other.evaluated(load(), split=ours.split, say=say_of_other, on_batch=on_batch)
         our_measures, notes = _measures_on(ours, mine, keys), _notes(self, second, keys)
         their_measures = dict(theirs.measures)
         if not _same_targets(mine.rows, other.rows):

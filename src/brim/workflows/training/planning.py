@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +25,6 @@ from brim.report import listening, show
 from brim.session import Session, choice_notes, with_length_of_labels
 from brim.train import RunLength
 from brim.units import format_count
-
-if TYPE_CHECKING:
-    pass
 
 
 @no_library_warnings()

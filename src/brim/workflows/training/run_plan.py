@@ -133,7 +133,6 @@ def _at_own_risk(plan: TrainingPlan, request: PlanRequest) -> list[str]:
     return [
         f"the run takes micro-batches of {rows}, as trainer.batch_size says; "
         "where memory runs out they are halved. batch_size: auto makes them fit",
-        *(problem.what for problem in (too_long(plan) if plan.too_long else ())),
     ]
 
 
