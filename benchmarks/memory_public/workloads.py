@@ -219,9 +219,7 @@ def _repeat(states: Tensor, times: int) -> Tensor:
 
 def _package(row: Row) -> FlashAttnPackage:
     repeats = row.transformers < (4, 46) and row.architecture.model_type == "mistral"
-    return (_RepeatingFlash if repeats else FlashAttnPackage)(
-        target=A100, version=(2, 7, 0) if row.transformers < (4, 46) else (2, 7, 3)
-    )
+    return (_RepeatingFlash if repeats else FlashAttnPackage)(target=A100)
 
 
 @contextmanager

@@ -38,8 +38,6 @@ class FourBits:
     compute_dtype: torch.dtype
     double_quant: bool = True
     quant_type: str = "nf4"
-    # That of quant_state, to which the backward pass dequantises; brim makes it the compute dtype.
-    dequantized_dtype: torch.dtype | None = None
     quant_storage: torch.dtype = torch.uint8
     release: tuple[int, int] = FUSED_SINCE  # of bitsandbytes
 
@@ -119,7 +117,7 @@ class StandInLinear4bit(theirs.Linear4bit):
             code=buffers["code"],
             blocksize=BLOCK_SIZE,
             quant_type=settings.quant_type,
-            dtype=settings.dequantized_dtype or settings.compute_dtype,
+            dtype=settings.compute_dtype,  # to which the backward pass dequantises
             offset=buffers.get("offset"),
             state2=nested,
         )

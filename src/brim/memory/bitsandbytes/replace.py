@@ -25,10 +25,8 @@ def quantize_stand_in(
     settings: QuantizationConfig,
     *,
     is_stored: bool = False,
-    outlier_columns: int | None = None,
     skip_modules: Sequence[str] | None = None,
     release: tuple[int, int] | None = None,
-    dequantized_dtype: torch.dtype | None = None,
     quant_storage: torch.dtype = torch.uint8,
 ) -> None:
     """Replace the model's linear layers by stand-ins that allocate what bitsandbytes' layers do on CUDA.
@@ -37,10 +35,9 @@ def quantize_stand_in(
     integrations/bitsandbytes.py), and so do experts, which no linear layer holds. What stays keeps its dtype. The model
     is on the meta device (then PEFT can adapt it, and its tensors may be replaced by fake ones afterwards) or fake.
 
-    settings: resolved. is_stored: the folder's weights are quantised already. outlier_columns: of the activations, for
-    8 bits; None takes what trained models have. skip_modules: `llm_int8_skip_modules` of a stored model. release: of
-    bitsandbytes; None takes the installed one. dequantized_dtype: where the backward pass dequantises to another dtype
-    than that of arithmetic, as it does outside brim. Raises ModelError where bitsandbytes cannot be imported.
+    settings: resolved. is_stored: the folder's weights are quantised already. skip_modules: `llm_int8_skip_modules` of
+    a stored model. release: of bitsandbytes; None takes the installed one. Raises ModelError where bitsandbytes cannot
+    be imported.
     """
     require_bitsandbytes()
     from transformers.pytorch_utils import Conv1D
@@ -55,7 +52,6 @@ def quantize_stand_in(
             compute_dtype=getattr(torch, settings.bnb_4bit_compute_dtype),
             double_quant=settings.bnb_4bit_use_double_quant,
             quant_type=settings.bnb_4bit_quant_type,
-            dequantized_dtype=dequantized_dtype,
             quant_storage=quant_storage,
             release=release or installed_release(),
         )
@@ -65,7 +61,7 @@ def quantize_stand_in(
     for name, module in list(model.named_modules()):
         if should_convert_module(name, kept) and (isinstance(module, Conv1D) or type(module) is nn.Linear):
             with _where(cast(torch.Tensor, module.weight)):
-                model.set_submodule(name, _stand_in(module, settings, four_bits, outlier_columns))
+                model.set_submodule(name, _stand_in(module, settings, four_bits))
     if four_bits is not None and four_bits.double_quant and not is_stored:
         with _where(next(model.parameters())):
             # Quantising makes one table for the process (name2qmap, functional.py). Older releases' layers point to it.
@@ -83,11 +79,9 @@ def installed_release() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _stand_in(
-    module: Any, settings: QuantizationConfig, four_bits: FourBits | None, outlier_columns: int | None
-) -> nn.Module:
+def _stand_in(module: Any, settings: QuantizationConfig, four_bits: FourBits | None) -> nn.Module:
     """Make the layer that takes this one's place; its bias stays the same parameter, frozen."""
-    from brim.memory.bitsandbytes.linear import TYPICAL_OUTLIER_COLUMNS, StandInLinear4bit, StandInLinear8bit
+    from brim.memory.bitsandbytes.linear import StandInLinear4bit, StandInLinear8bit
 
     transposed = not isinstance(module, nn.Linear)  # GPT-2's Conv1D
     in_features, out_features = module.weight.shape if transposed else reversed(module.weight.shape)
@@ -95,13 +89,8 @@ def _stand_in(
     if four_bits is not None:
         new = StandInLinear4bit(in_features, out_features, bias=module.bias, settings=four_bits)
     else:
-        new = StandInLinear8bit(
-            in_features,
-            out_features,
-            bias=module.bias,
-            threshold=settings.llm_int8_threshold,
-            outlier_columns=TYPICAL_OUTLIER_COLUMNS if outlier_columns is None else outlier_columns,
-        )
+        threshold = settings.llm_int8_threshold
+        new = StandInLinear8bit(in_features, out_features, bias=module.bias, threshold=threshold)
     new.source_cls = type(module)  # type: ignore[assignment]  # as transformers does; loading.py reads it
     new.train(module.training)
     return new.requires_grad_(False)

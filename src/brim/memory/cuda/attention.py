@@ -179,8 +179,6 @@ def workspace_bytes(
         splits = max(1, min(-(-keys // tile.keys), 200 // (rows * heads)))
         if rows * heads >= 256 and keys <= 2 * tile.keys:
             splits = 1
-        if target.deterministic:
-            splits = 1
         elements += splits * tile.keys * sum(-(-dim // tile.queries) * tile.queries for dim in (head_dim, value_dim))
     if target.sm >= 70 or half:  # of dQ; 16 bytes of lock and counter a tile
         tiles = -(-queries // tile.queries) * -(-head_dim // tile.keys)
@@ -222,26 +220,25 @@ class FlashKernel(torch.autograd.Function):
         attention = out.transpose(1, 2)
         note_attention("flash_attention", query, key, value, attention)
         ctx.save_for_backward(query, key, value, attention, log_sum_exp, rng_state, unused)
-        ctx.target = target
         return attention
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, attention, _, _, _ = ctx.saved_tensors
+        head_dim = query.shape[-1]
         grads = flash_backward(
             grad.transpose(1, 2).contiguous(),
             query.transpose(1, 2),
             key.transpose(1, 2),
             value.transpose(1, 2),
             attention.transpose(1, 2).contiguous(),
-            rounded_dim=rounded_head_dim(query.shape[-1]),
-            target=ctx.target,
+            rounded_dim=round_up(head_dim, 32 if head_dim <= 128 else 64),
         )
         return (*(each.transpose(1, 2) for each in grads), None, None)
 
 
 def flash_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, rounded_dim: int, target: CudaTarget
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, rounded_dim: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q [B, T, H, D], k and v [B, S, K, D], as mha_bwd allocates them."""
     rows, queries, heads, head_dim = q.shape
@@ -249,8 +246,7 @@ def flash_backward(
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     rounded = round_up(queries, 128)
     softmax_d = q.new_empty((rows, heads, rounded), dtype=torch.float32)
-    accumulated = (rows, rounded, heads, rounded_dim)
-    dq_accum = q.new_empty((*_splits(rows * heads, target), *accumulated), dtype=torch.float32)
+    dq_accum = q.new_empty((rows, rounded, heads, rounded_dim), dtype=torch.float32)
     if key_heads != heads:
         dk_expanded = q.new_empty((rows, keys, heads, head_dim))
         dv_expanded = q.new_empty((rows, keys, heads, head_dim))
@@ -261,21 +257,9 @@ def flash_backward(
     return dq, dk, dv
 
 
-def rounded_head_dim(head_dim: int) -> int:
-    """Return the width of an accumulated row in PyTorch's copy of the kernel."""
-    return round_up(head_dim, 32 if head_dim <= 128 else 64)
-
-
 def round_up(number: int, multiple: int) -> int:
     """Return the next multiple."""
     return -(-number // multiple) * multiple
-
-
-def _splits(blocks: int, target: CudaTarget) -> tuple[int, ...]:
-    """Return the leading dimension of dq_accum: an accumulator per split where the order of additions must be fixed."""
-    if not target.deterministic:
-        return ()
-    return (-(-(target.multiprocessors or 1) // blocks),)
 
 
 def note_attention(

@@ -18,17 +18,18 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import _scoped_library, fallthrough_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from brim.memory.trace import DEVICE_OF
 
@@ -199,12 +200,13 @@ IN_PARTS = ("cross_entropy_loss",)
 def autocast_as_on_cuda() -> Iterator[None]:
     """Have torch.autocast("cpu", ...) cast as torch.autocast("cuda", ...) would, for all threads."""
     policies: tuple[tuple[tuple[str, ...], Callable[[str], Any]], ...] = (
-        (FP32, _fp32),
+        (FP32, partial(_casting, lambda dtypes: torch.float32)),
         (FP32_RESULT, _fp32_result),
-        (PROMOTE, _promote),
-        (LOWER, _lower),
+        (PROMOTE, partial(_casting, lambda dtypes: torch.float32 if torch.float32 in dtypes else None)),
+        (LOWER, partial(_casting, lambda dtypes: torch.get_autocast_dtype("cpu"))),
         (LEFT_ALONE, _operator),
     )
+    is_enabled = torch.is_autocast_enabled
     with _scoped_library("aten", "IMPL") as library:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*previously registered kernel")  # of LEFT_ALONE
@@ -213,26 +215,10 @@ def autocast_as_on_cuda() -> Iterator[None]:
                     library.impl(name, _without_autocast(policy(name)), _KEY, allow_override=True)
             for name in IN_PARTS:
                 library.impl(name, fallthrough_kernel, _KEY, allow_override=True)
-        with _cpu_answers_for_cuda():
+        # Without an argument it means CUDA's autocast. PEFT's layers over quantised weights call it so, and cast their
+        # input to fp32 where it is off.
+        with patch.object(torch, "is_autocast_enabled", lambda *device_type: is_enabled(*device_type or ("cpu",))):
             yield
-
-
-@contextmanager
-def _cpu_answers_for_cuda() -> Iterator[None]:
-    """Have `torch.is_autocast_enabled()`, which means CUDA's autocast, answer for the CPU's.
-
-    PEFT's layers over quantised weights call it, and cast their input to fp32 where autocast is off.
-    """
-    original = torch.is_autocast_enabled
-
-    def is_enabled(*device_type: str) -> bool:
-        return original(*device_type or ("cpu",))
-
-    torch.is_autocast_enabled = is_enabled  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.is_autocast_enabled = original
 
 
 def _operator(name: str) -> Any:
@@ -248,11 +234,16 @@ def _without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def _fp32(name: str) -> Callable[..., Any]:
+def _casting(dtype_of: Callable[[Set[torch.dtype]], torch.dtype | None], name: str) -> Callable[..., Any]:
+    """Cast all inputs to the dtype that follows from theirs; None: they stay as they are."""
     operator = _operator(name)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _cast((args, kwargs), torch.float32)
+        dtype = dtype_of({each.dtype for each in tree_leaves((args, kwargs)) if _is_eligible(each)})
+        if dtype is not None:
+            args, kwargs = tree_map_only(
+                Tensor, lambda each: each.to(dtype) if _is_eligible(each) else each, (args, kwargs)
+            )
         return operator(*args, **kwargs)
 
     return run
@@ -270,32 +261,6 @@ def _fp32_result(name: str) -> Callable[..., Any]:
         return operator(*args, **kwargs)
 
     return run
-
-
-def _promote(name: str) -> Callable[..., Any]:
-    operator = _operator(name)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        dtypes = {each.dtype for each in tree_flatten((args, kwargs))[0] if _is_eligible(each)}
-        if torch.float32 in dtypes:
-            args, kwargs = _cast((args, kwargs), torch.float32)
-        return operator(*args, **kwargs)
-
-    return run
-
-
-def _lower(name: str) -> Callable[..., Any]:
-    operator = _operator(name)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _cast((args, kwargs), torch.get_autocast_dtype("cpu"))
-        return operator(*args, **kwargs)
-
-    return run
-
-
-def _cast(arguments: Any, dtype: torch.dtype) -> Any:
-    return tree_map_only(Tensor, lambda each: each.to(dtype) if _is_eligible(each) else each, arguments)
 
 
 def _is_eligible(value: Any) -> bool:

@@ -6,7 +6,7 @@ where its code asks the device, or looks at values that a trace does not have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,58 +30,32 @@ if TYPE_CHECKING:
 
 @contextmanager
 def as_on_cuda(
-    model: PreTrainedModel,
-    target: CudaTarget,
-    *,
-    flash_attention: FlashAttnPackage | None = None,
-    packed: bool = False,
+    model: PreTrainedModel, target: CudaTarget, *, flash_attention: FlashAttnPackage | None = None
 ) -> Iterator[None]:
     """Run the model's forward and backward pass within this context; the optimizer within `foreach_as_on_cuda`.
 
     Enter it after the mode that records (see AccumulationInPlace).
 
     flash_attention: run attention with the flash-attn package, as `attn_implementation: flash_attention_2` does; build
-    the model with another implementation. packed: see `transformers_on_cuda`.
+    the model with another implementation.
     """
-    with (
-        cuda_kernels(target),
-        autocast_as_on_cuda(),
-        transformers_on_cuda(model, target, flash_attention=flash_attention, packed=packed),
-        AccumulationInPlace(),
-    ):
+    from transformers import modeling_flash_attention_utils as flash
+    from transformers.integrations import moe
+
+    with cuda_kernels(target), autocast_as_on_cuda(), rows_not_packed(), ExitStack() as stack:
+        # The original asks for the device's capability, or for addresses of CPU tensors.
+        if "_can_use_grouped_mm" in vars(moe):
+            stack.enter_context(patch.object(moe, "_can_use_grouped_mm", lambda *tensors: _is_grouped(target)))
+        # The original reads the positions' values to see whether rows are packed.
+        stack.enter_context(patch.object(flash, "_is_packed_sequence", lambda position_ids, batch_size: False))
+        if flash_attention is not None:
+            stack.enter_context(_flash_attention(model, flash_attention))
+        stack.enter_context(AccumulationInPlace())
         yield
 
 
 # Our FlashAttention among transformers' attention functions; "flash" in the name tells its code what it is.
 _NAME = "brim/flash-attention-2"
-
-
-@contextmanager
-def transformers_on_cuda(
-    model: PreTrainedModel,
-    target: CudaTarget,
-    *,
-    flash_attention: FlashAttnPackage | None = None,
-    packed: bool = False,
-) -> Iterator[None]:
-    """Trace the model within this context.
-
-    flash_attention: run attention with this package, whatever the model was built with.
-    packed: each row holds several texts, distinguished by their positions; only FlashAttention can do that.
-    """
-    from transformers import modeling_flash_attention_utils as flash
-    from transformers.integrations import moe
-
-    with ExitStack() as stack:
-        stack.enter_context(rows_not_packed())
-        # The original asks for the device's capability, or for addresses of CPU tensors.
-        if "_can_use_grouped_mm" in vars(moe):
-            stack.enter_context(patch.object(moe, "_can_use_grouped_mm", lambda *tensors: _is_grouped(target)))
-        # The original reads the positions' values to see whether rows are packed.
-        stack.enter_context(patch.object(flash, "_is_packed_sequence", lambda position_ids, batch_size: packed))
-        if flash_attention is not None:
-            stack.enter_context(_flash_attention(model, flash_attention))
-        yield
 
 
 @record_answers
@@ -121,7 +95,7 @@ def _flash_attention(model: PreTrainedModel, package: FlashAttnPackage) -> Itera
     ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, flash_attention_mask)
     with ExitStack() as stack:
         stack.enter_context(patch.object(flash, "_loaded_implementation", None))
-        stack.enter_context(patch.object(hub_kernels, "load_and_register_attn_kernel", _loads(package)))
+        stack.enter_context(patch.object(hub_kernels, "load_and_register_attn_kernel", lambda *args, **kwargs: package))
         stack.enter_context(patch.object(flash, "_upad_input", unpad_input))
         model.config._attn_implementation = _NAME
         try:
@@ -130,14 +104,6 @@ def _flash_attention(model: PreTrainedModel, package: FlashAttnPackage) -> Itera
             model.config._attn_implementation = before
             del ALL_ATTENTION_FUNCTIONS._global_mapping[_NAME]
             del ALL_MASK_ATTENTION_FUNCTIONS._global_mapping[_NAME]
-
-
-def _loads(package: FlashAttnPackage) -> Callable[..., FlashAttnPackage]:
-    def load(name: str, *args: Any, **kwargs: Any) -> FlashAttnPackage:
-        assert name == _NAME
-        return package
-
-    return load
 
 
 def flash_attention_mask(*, attention_mask: Tensor | None = None, kv_length: int, **arguments: Any) -> Tensor | None:

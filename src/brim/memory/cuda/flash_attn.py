@@ -1,6 +1,7 @@
 """Predict what the flash-attn package (2.x) allocates, function by function.
 
-It follows flash_attn/flash_attn_interface.py and csrc/flash_attn/flash_api.cpp of Dao-AILab/flash-attention. Legend: B
+It follows flash_attn/flash_attn_interface.py and csrc/flash_attn/flash_api.cpp of Dao-AILab/flash-attention, release
+2.8.3; since 2.6.2 the log-sum-exp of rows of different lengths is kept without padding (pull request 970). Legend: B
 rows, H query heads, K key and value heads, T queries, S keys, N tokens of all rows, D head dimension. Values are not
 computed: shapes, dtypes, layouts and lifetimes are right.
 """
@@ -18,19 +19,12 @@ from torch.nn.functional import pad
 from brim.memory.cuda.attention import flash_backward, note_attention, round_up, split_buffers
 from brim.memory.cuda.target import CudaTarget
 
-Version = tuple[int, int, int]
-
-
-# From this version on, the log-sum-exp of rows of different lengths is kept without padding (pull request 970).
-_UNPADDED_LSE: Version = (2, 6, 2)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlashAttnPackage:
     """Provide the functions that transformers takes from the package."""
 
     target: CudaTarget
-    version: Version = (2, 8, 3)
 
     def flash_attn_func(
         self,
@@ -65,8 +59,7 @@ class FlashAttnPackage:
         block_table: Tensor | None = None,
     ) -> Tensor:
         """Return the attention of q [N, H, D] over k and v [N, K, D], rows one after the other."""
-        padded_to = None if self.version >= _UNPADDED_LSE else int(max_seqlen_q)
-        return _apply(_Varlen, q, k, v, cu_seqlens_q, padded_to, self.target)
+        return _apply(_Varlen, q, k, v, cu_seqlens_q)
 
     def flash_attn_with_kvcache(self, *args: Any, **kwargs: Any) -> Tensor:
         """Refuse attention over a paged cache, which brim does not use."""
@@ -94,7 +87,6 @@ class _Fixed(torch.autograd.Function):
         del split
         note_attention("flash_attention", *(each.transpose(1, 2) for each in (q, k, v)), out)
         ctx.save_for_backward(q, k, v, out, log_sum_exp, rng_state)
-        ctx.target = target
         return out[..., :width] if width != head_dim else out
 
     @staticmethod
@@ -102,7 +94,7 @@ class _Fixed(torch.autograd.Function):
         q, k, v, out, _, _ = ctx.saved_tensors
         width, head_dim = grad.shape[-1], q.shape[-1]
         grad = _widened(grad, head_dim)
-        grads = flash_backward(grad, q, k, v, out, rounded_dim=_rounded(head_dim), target=ctx.target)
+        grads = flash_backward(grad, q, k, v, out, rounded_dim=_rounded(head_dim))
         return (*(each[..., :width] if width != head_dim else each for each in grads), None, None)
 
 
@@ -110,19 +102,16 @@ class _Varlen(torch.autograd.Function):
     """Stand in for FlashAttnVarlenFunc."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, padded_to: int | None, target: CudaTarget
-    ) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
         q, k, v, width = _padded(q, k, v)
         tokens, heads, head_dim = q.shape
         rows = cu_seqlens.shape[0] - 1
         out = torch.empty_like(q)
-        shape = (heads, tokens) if padded_to is None else (rows, heads, padded_to)
-        log_sum_exp = q.new_empty(shape, dtype=torch.float32)
+        log_sum_exp = q.new_empty((heads, tokens), dtype=torch.float32)
         rng_state = q.new_empty((2,), dtype=torch.int64)
         note_attention("flash_attention", *_by_row(rows, q, k, v), out)
         ctx.save_for_backward(q, k, v, out, log_sum_exp, cu_seqlens, rng_state)
-        ctx.rows, ctx.padded_to = rows, padded_to
+        ctx.rows = rows
         return out[..., :width] if width != head_dim else out
 
     @staticmethod
@@ -133,8 +122,7 @@ class _Varlen(torch.autograd.Function):
         tokens, heads, _ = q.shape
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         spaced = tokens + 128 * ctx.rows  # rows stand at least a block of 128 queries apart
-        shape = (heads, spaced) if ctx.padded_to is None else (ctx.rows, heads, round_up(ctx.padded_to, 128))
-        softmax_d = q.new_empty(shape, dtype=torch.float32)
+        softmax_d = q.new_empty((heads, spaced), dtype=torch.float32)
         dq_accum = q.new_empty((spaced, heads, _rounded(head_dim)), dtype=torch.float32)
         if k.shape[1] != heads:
             dk_expanded = q.new_empty((k.shape[0], heads, head_dim))
@@ -144,7 +132,7 @@ class _Varlen(torch.autograd.Function):
         note_attention("flash_attention_backward", *by_row, grad, dq, dk, dv, dq_accum, backward=True)
         del softmax_d, dq_accum
         grads = (dq, dk, dv)
-        return (*(each[..., :width] if width != head_dim else each for each in grads), None, None, None)
+        return (*(each[..., :width] if width != head_dim else each for each in grads), None)
 
 
 def _by_row(rows: int, *tensors: Tensor) -> Iterator[Tensor]:

@@ -269,7 +269,6 @@ def _gemm_alignment(call: Attention, target: CudaTarget) -> int:
 def _cudnn_can(call: Attention, target: CudaTarget) -> bool:
     return (
         call.is_4d
-        and not target.deterministic
         and _half_on(call, target)
         and _cudnn_takes_mask(call)
         and 80 <= target.sm <= 121

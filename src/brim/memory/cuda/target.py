@@ -23,7 +23,6 @@ class CudaTarget:
     compute_capability: tuple[int, int]
     torch_version: tuple[int, int] = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))  # type: ignore[assignment]
     multiprocessors: int | None = None  # None: attention is not split over the keys (decoding, very short batches)
-    deterministic: bool = False  # torch.use_deterministic_algorithms
     # The questions that a trace has asked of the device, as (function, arguments without the target), and the answers.
     answers: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
