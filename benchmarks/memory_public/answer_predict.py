@@ -8,7 +8,7 @@ from benchmarks.memory_public.answer import AnswerRow, answer_workload, sharding
 from benchmarks.memory_public.answer_reserved import with_late_reuse, with_output_kept, with_wrapping
 from brim.memory.allocator import CachingAllocator, replay
 from brim.memory.fsdp import shard
-from brim.memory.trace import compose_training, record, record_optimizer, with_workspaces
+from brim.memory.trace import compose_steps, record, record_optimizer, with_workspaces
 
 _STEPS = 3
 _FP32_BYTES = 4
@@ -26,7 +26,7 @@ def predict_answer(row: AnswerRow) -> AnswerPrediction:
     """Predict within the card's memory: what is cached is given back before it runs out."""
     workload, sharding = answer_workload(row), sharding_of_answer(row)
     recording = record(workload, rows=row.batch_size, tokens=row.sequence_length)
-    stream = compose_training([recording] * _STEPS, record_optimizer(workload, recording), micro_batches=1)
+    stream = compose_steps([[recording]] * _STEPS, record_optimizer(workload, recording))
     stream = with_workspaces(stream, row.device.cublas_workspace_bytes)
     logits_bytes = row.batch_size * row.sequence_length * row.architecture.vocab_size * _FP32_BYTES
     rank = shard(with_output_kept(stream, logits_bytes), recording.weights, sharding)

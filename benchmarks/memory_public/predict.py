@@ -10,7 +10,7 @@ from brim.memory.allocator import AllocatorSettings
 from brim.memory.events import EventStream, Place
 from brim.memory.fsdp import shard
 from brim.memory.prediction import Setting, predict
-from brim.memory.trace import Recording, compose_training, record, record_optimizer, with_workspaces
+from brim.memory.trace import Recording, compose_steps, record, record_optimizer, with_workspaces
 
 STEPS = 2  # the first bears the optimizer's state, those after it are alike
 
@@ -44,7 +44,7 @@ def composed(row: Row) -> tuple[EventStream, Recording]:
     workload = run.workload()
     recording = record(workload, rows=row.batch_size, tokens=row.sequence_length)
     optimizer = record_optimizer(workload, recording)
-    stream = compose_training([recording] * STEPS, optimizer, micro_batches=1)
+    stream = compose_steps([[recording]] * STEPS, optimizer)
     if row.gpus == 1:
         stream = run.with_loading(stream, recording)
     stream = with_workspaces(stream, row.device.cublas_workspace_bytes)

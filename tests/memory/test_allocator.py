@@ -351,7 +351,6 @@ def test_every_setting_is_read():
         roundup_power2_divisions=(8,) * 16,
         garbage_collection_threshold=0.75,
         per_process_memory_fraction=0.5,
-        ignored=("pinned_use_background_threads: it concerns the host's memory",),
     )
     assert parse("large_segment_size_mb:48").max_non_split_rounding_bytes == 48 * MIB  # unless it is set
 

@@ -142,10 +142,6 @@ def test_shards_that_do_not_divide_are_padded_by_rows_in_fsdp2_and_as_one_in_fsd
 def test_one_layer_and_the_buffer_of_its_forerunner_are_whole_in_the_forward_pass() -> None:
     assert peak(cut(), "weights", "forward") == WHOLE // 2 + EMBEDDING + MATRIX
     assert peak(cut(), "temporary", "forward") == EMBEDDING + MATRIX  # the root's buffer beside the first layer's
-    # Without resharding all layers stay whole until their gradients are cut.
-    whole = cut(reshard_after_forward=False)
-    assert peak(whole, "weights", "backward") == WHOLE // 2 + WHOLE
-    assert at_end(whole)["weights"] == WHOLE // 2
     # One rank has no buffer to gather into.
     plain = step(trainable=False)
     alone = shard(plain, weights(trainable=False), Sharding(world_size=1)).stream

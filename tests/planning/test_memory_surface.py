@@ -14,7 +14,7 @@ from tests.properties import examples
 
 from brim.memory.allocator import AllocatorSettings, CachingAllocator, Heap, SimulatedOutOfMemory, replay
 from brim.memory.events import EventStream, Place
-from brim.memory.trace import compose_training
+from brim.memory.trace import compose_steps
 from brim.models.loss import chunked as chunked_loss
 from brim.planning.costs.sampling import Region, region, round_length, round_rows, sampled, through
 from brim.planning.costs.traces import least_capacity, most_demanding
@@ -169,7 +169,7 @@ def test_peaks_are_those_of_the_composed_step(tmp_path, device, given):
     """With the optimizer's state, gradients and workspaces: what the simulated allocator counts in the second step."""
     shapes = shapes_of(tmp_path, device=device, **given)
     recording = shapes.recording((3, 80))
-    stream = compose_training([recording, recording], shapes.workload.optimizer(shapes), micro_batches=2)
+    stream = compose_steps([[recording] * 2] * 2, shapes.workload.optimizer(shapes))
     stream = shapes.on_device(stream, recording)
     allocated = replay(stream, Heap() if device == "cpu" else CachingAllocator()).allocated_bytes
     marks = {label: position for position, label in stream.marks}

@@ -18,7 +18,7 @@ from brim.memory.trace import (
     OptimizerRecording,
     Recording,
     compose_parts,
-    compose_training,
+    compose_steps,
     depth_of_architecture,
     record,
     record_optimizer,
@@ -204,4 +204,4 @@ def _trained(
     key = (first.depth, first.learning, tuple(learning), workload.has_cuda)
     if key not in updates:
         updates[key] = record_optimizer(traced, first)
-    return compose_training(steps, updates[key], micro_batches=workload.micro_batches), first
+    return compose_steps([[step] * workload.micro_batches for step in steps], updates[key]), first

@@ -34,23 +34,19 @@ class AllocatorSettings:
     roundup_power2_divisions: tuple[int, ...] = (0,) * NUM_INTERVALS  # for [1, 2) MiB, [2, 4) MiB, …; 0, 1: none
     garbage_collection_threshold: float = 0.0  # of the memory allowed by the fraction; 0: no collection
     per_process_memory_fraction: float = 1.0  # of the device's memory
-    ignored: tuple[str, ...] = ()  # settings that change nothing in a prediction, each with the reason
 
     @classmethod
     def parse(cls, text: str, *, where: str = "PYTORCH_ALLOC_CONF") -> AllocatorSettings:
         """Read settings from text such as `key:value,key:[256:1,>:4]`. Raises InputError, with every mistake."""
         fields: dict[str, Any] = {}
-        ignored: list[str] = []
         problems: list[Problem] = []
         for key, value in _items(text):
             try:
-                if key in _WITHOUT_EFFECT:
-                    ignored.append(f"{key}: {_WITHOUT_EFFECT[key]}")
-                elif key not in _READERS:
-                    raise _unknown(key)
-                else:
+                if key in _READERS:
                     field, reader = _READERS[key]
                     fields[field] = reader(key, value)
+                elif key not in _WITHOUT_EFFECT:
+                    raise _unknown(key)
             except _Mistake as mistake:
                 problems.append(mistake.at(where))
         fields.pop("", None)
@@ -58,7 +54,7 @@ class AllocatorSettings:
         problems += [mistake.at(where) for mistake in _too_small(fields)]
         if problems:
             raise InputError(*problems)
-        return cls(**fields, ignored=tuple(ignored))
+        return cls(**fields)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> AllocatorSettings:
@@ -199,26 +195,20 @@ _READERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
 }
 
 
-_HOST = "it concerns the host's memory"
-
-
-_TIME = "it concerns time"
-
-
-_WITHOUT_EFFECT = {
-    "pinned_use_cuda_host_register": _HOST,
-    "pinned_use_hip_host_register": _HOST,
-    "pinned_num_register_threads": _HOST,
-    "pinned_use_background_threads": _HOST,
-    "pinned_reserve_segment_size_mb": _HOST,
-    "pinned_free_catch_all": _HOST,
-    "pinned_max_round_threshold_mb": _HOST,
-    "pinned_max_cached_size_mb": _HOST,
-    "release_lock_on_cudamalloc": _TIME,
-    "release_lock_on_hipmalloc": _TIME,
-    "graph_capture_record_stream_reuse": "it concerns CUDA graphs",
-    "throw_on_cudamalloc_oom": "it changes how running out of memory is reported, not when it happens",
-}
+_WITHOUT_EFFECT = (
+    "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register",
+    "pinned_num_register_threads",
+    "pinned_use_background_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_free_catch_all",
+    "pinned_max_round_threshold_mb",
+    "pinned_max_cached_size_mb",
+    "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
+    "graph_capture_record_stream_reuse",
+    "throw_on_cudamalloc_oom",  # how running out of memory is reported, not when it happens
+)
 
 
 def _too_small(fields: Mapping[str, Any]) -> list[_Mistake]:

@@ -208,9 +208,6 @@ class Work:
     num_bytes: int
     kernels: int
 
-    def times(self, number: int) -> Work:
-        return Work(self.flops * number, self.num_bytes * number, self.kernels * number)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkCount:
@@ -252,7 +249,9 @@ class WorkCounter:
         num_like: Counter[int | None] = Counter({None: 1})
         num_like.update(depth.template(layer) for layer in range(depth.num_layers))
         return {
-            part: WorkCount(places={place: Work(*sums).times(num_like[place.layer]) for place, sums in places.items()})
+            part: WorkCount(
+                places={place: Work(*(num_like[place.layer] * each for each in sums)) for place, sums in places.items()}
+            )
             for part, places in self._parts.items()
         }
 

@@ -47,7 +47,6 @@ class Sharding:
 
     world_size: int
     kind: Kind = "fsdp2"  # whole: nothing is sharded, which leaves only what goes to the CPU
-    reshard_after_forward: bool = True  # of the layers; the root stays whole until its backward pass is over
     prefetch: bool = True  # the next unit is gathered while this one's gradients are computed
     # To the CPU: the optimizer's state and its step; weights: these and the gradients, too.
     offload: Literal["none", "optimizer", "weights"] = "none"
@@ -195,7 +194,7 @@ class _Walk:
         self._tape.stand_at(self._phase, layer)
         if self._phase == _BACKWARD:
             self._reduce(layer)
-        elif self._sharding.reshard_after_forward:
+        else:  # the root stays whole until its backward pass is over
             self._whole.reshard(layer)
 
     def _prefetch_before(self, position: int) -> None:

@@ -2,7 +2,6 @@ from .compose import (
     Binding as Binding,
     compose_parts as compose_parts,
     compose_steps as compose_steps,
-    compose_training as compose_training,
     play as play,
     with_workspaces as with_workspaces,
 )

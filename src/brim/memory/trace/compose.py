@@ -17,18 +17,11 @@ from brim.memory.trace.recording import Recording
 Binding = MutableMapping[int, int]  # a recorded storage -> the one that stands for it in the composed stream
 
 
-def compose_training(
-    recordings: Sequence[Recording], optimizer: OptimizerRecording, *, micro_batches: int
-) -> EventStream:
-    """Compose the load of the weights, then one step for each recording, of `micro_batches` micro-batches.
+def compose_steps(steps: Sequence[Sequence[Recording]], optimizer: OptimizerRecording) -> EventStream:
+    """Compose the load of the weights, then steps. steps: of each, the recordings of its micro-batches.
 
     The first step allocates the optimizer's state. Recordings are of the same model, and may be of different shapes.
     """
-    return compose_steps([[recording] * micro_batches for recording in recordings], optimizer)
-
-
-def compose_steps(steps: Sequence[Sequence[Recording]], optimizer: OptimizerRecording) -> EventStream:
-    """Compose as `compose_training` does, from steps whose micro-batches are given one by one."""
     stream = EventStream()
     first = steps[0][0]
     loaded: Binding = {}

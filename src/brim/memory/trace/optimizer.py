@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -189,9 +189,7 @@ def _states(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def _on_the_cpu(optimizer: Optimizer, recorder: Recorder) -> set[int]:
-    """Return the step counters, which PyTorch keeps on the CPU unless the optimizer is fused or capturable."""
-    if any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups):
-        return set()
+    """Return the step counters, which PyTorch keeps on the CPU."""
     steps = [state["step"] for state in optimizer.state.values() if isinstance(state.get("step"), torch.Tensor)]
     return {number for step in steps if (number := recorder.number_of(step)) is not None}
 
@@ -250,7 +248,7 @@ class StandInOptimizer(Optimizer):
     def _make_states(self, parameter: Parameter) -> None:
         if self.rule.is_8bit(parameter.numel()) and not self.tables:
             size = DYNAMIC_MAP_BYTES // 4
-            self.tables = [torch.zeros(size, device=parameter.device) for _ in range(self.rule.num_tables)]
+            self.tables = [torch.zeros(size, device=parameter.device) for _ in range(self.rule.num_states)]
         states = self.state[parameter]
         for tensor in state_tensors(self.rule, parameter.numel()):
             states[tensor.name] = _made(tensor, parameter)
@@ -287,22 +285,14 @@ _BLOCK_SIZE = 256  # elements that share a scale: init_state
 _LEAST_PAGED = 100_000  # elements; smaller states are not paged: get_state_buffer
 
 
-StateName: TypeAlias = Literal["state1", "state2", "absmax1", "absmax2"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRule:
     """Describe how one of bitsandbytes' optimizers keeps its states."""
 
-    num_states: int
+    num_states: int  # also of the tables of 8-bit values, which all parameters share
     bits: int
     paged: bool
     min_8bit_size: int  # elements; smaller parameters keep 32-bit states
-
-    @property
-    def num_tables(self) -> int:
-        """Return how many tables of 8-bit values all parameters share; they go to the GPU with the first such state."""
-        return self.num_states
 
     def is_8bit(self, num_elements: int) -> bool:
         return self.bits == 8 and num_elements >= self.min_8bit_size
@@ -315,7 +305,7 @@ class StateTensor:
     The caching allocator does not know of those; on the GPU they take what others leave free.
     """
 
-    name: StateName
+    name: str  # state1, state2, absmax1 or absmax2
     num_elements: int
     element_bytes: int
     paged: bool
@@ -340,22 +330,17 @@ def state_rule(settings: OptimizerConfig) -> StateRule | None:
 def state_tensors(rule: StateRule, num_elements: int) -> tuple[StateTensor, ...]:
     """List the states of a parameter of so many elements, in the order in which init_state makes them."""
     eight = rule.is_8bit(num_elements)
-    names: tuple[StateName, ...] = ("state1", "state2")
-    scales: tuple[StateName, ...] = ("absmax1", "absmax2")
+    numbers = range(1, rule.num_states + 1)
+    paged = rule.paged and num_elements >= _LEAST_PAGED
+    element_bytes = 1 if eight else 4
     states = [
-        StateTensor(
-            name=name,
-            num_elements=num_elements,
-            element_bytes=1 if eight else 4,
-            paged=rule.paged and num_elements >= _LEAST_PAGED,
-        )
-        for name in names[: rule.num_states]
+        StateTensor(name=f"state{number}", num_elements=num_elements, element_bytes=element_bytes, paged=paged)
+        for number in numbers
     ]
     if eight:
         blocks = -(-num_elements // _BLOCK_SIZE)
         states += [
-            StateTensor(name=name, num_elements=blocks, element_bytes=4, paged=False)
-            for name in scales[: rule.num_states]
+            StateTensor(name=f"absmax{number}", num_elements=blocks, element_bytes=4, paged=False) for number in numbers
         ]
     return tuple(states)
 

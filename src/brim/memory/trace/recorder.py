@@ -116,7 +116,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.stream = EventStream()
         self.phase = ""  # of whatever runs outside autograd's nodes; those are the backward pass
-        self.category: Category = "temporary"  # of what is born; `categorize` corrects it afterwards
         self._temporaries = temporaries
         self._live: dict[int, int] = {}  # a storage's address -> its number in the stream
         self._references: dict[int, weakref.ref[Any]] = {}
@@ -251,7 +250,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _see(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._live:
-            self._enter(storage, self.category)
+            self._enter(storage, "temporary")  # `categorize` corrects it afterwards
 
     def _enter(self, storage: Any, category: Category) -> int:
         address = storage._cdata
@@ -309,18 +308,17 @@ def note_kernel(
     *tensors: Tensor,
     flops: int = 0,
     unit: Unit = "vector",
-    dtype: torch.dtype | None = None,
     num_bytes: int | None = None,
 ) -> None:
     """Report to the recorder, if any, a kernel that a stand-in replaces, and that is not an operator itself.
 
-    tensors: those that the kernel reads and writes. num_bytes: given where it touches less or more than all of them.
-    dtype: of the arithmetic; that of the first tensor if not given.
+    tensors: those that the kernel reads and writes; the first one has the dtype of the arithmetic. num_bytes: given
+    where the kernel touches less or more than all of them.
     """
     for mode in _get_current_dispatch_mode_stack():
         if isinstance(mode, Recorder):
             moved = sum(map(num_bytes_of, tensors)) if num_bytes is None else num_bytes
-            work = OperatorWork(unit, dtype_name(dtype or tensors[0].dtype), flops, moved)
+            work = OperatorWork(unit, dtype_name(tensors[0].dtype), flops, moved)
             mode.note(operator, work, about=tensors[0])
 
 

@@ -33,7 +33,6 @@ class TrainedWeight:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    weight: int  # the weight's storage
     gradient: int | None  # the gradient's storage; None: no gradient reaches the weight
     layer: int | None
     recorded: int  # position in `Recording.learning` of the weight that stands for it
@@ -181,14 +180,11 @@ def _trained(
     path: str,
     expansion: Expansion,
 ) -> TrainedWeight:
-    weight = recorder.number_of(parameter)
     gradient = None if parameter.grad is None else recorder.number_of(parameter.grad)
-    assert weight is not None
     return TrainedWeight(
         name=name if layer is None else name.replace(f"{path}.{_layer_in(name, path)}.", f"{path}.{layer}.", 1),
         shape=tuple(parameter.shape),
         dtype=parameter.dtype,
-        weight=expansion.number(weight, layer),
         gradient=None if gradient is None else expansion.number(gradient, layer),
         layer=layer,
         recorded=position,
@@ -218,7 +214,9 @@ def weights_of(
 
 def _layers_like(name: str, layers_path: str, depth: Depth) -> list[int | None]:
     """Return the layers of the model that a recorded parameter stands for; None: it is outside the layers."""
-    if not name.startswith(f"{layers_path}."):
-        return [None]
-    recorded = int(name[len(layers_path) + 1 :].split(".", 1)[0])
-    return [layer for layer in range(depth.num_layers) if depth.template(layer) == recorded]
+    recorded = _layer_in(name, layers_path)
+    return (
+        [None]
+        if recorded is None
+        else [layer for layer in range(depth.num_layers) if depth.template(layer) == recorded]
+    )

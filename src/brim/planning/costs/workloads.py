@@ -26,7 +26,6 @@ from brim.memory.trace import (
     Recording,
     compose_parts,
     compose_steps,
-    compose_training,
     play,
     record,
     record_optimizer,
@@ -109,7 +108,7 @@ class TrainingSteps:
 
     def _basics(self, traces: Traces) -> Found:
         recording, optimizer = traces.recording(_SMALLEST), self.optimizer(traces)
-        stream = compose_training([recording, recording], optimizer, micro_batches=self.micro_batches)
+        stream = compose_steps([[recording] * self.micro_batches] * 2, optimizer)
         stream = traces.on_device(stream, recording)
         live = traces.live_bytes(stream)
         parts = {label: slice(start, end) for (start, label), (end, _) in pairwise(stream.marks)}
