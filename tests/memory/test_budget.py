@@ -14,9 +14,8 @@ import torch
 from brim import Model
 from brim.config.schema import MemoryConfig
 from brim.errors import ConfigError
-from brim.memory.devices import budget_of, cpu_device, enforce, find_device, limit_lifted
+from brim.memory.devices import Device, budget_of, cpu_device, enforce, find_device, limit_lifted
 from brim.memory.devices.budget import (
-    DeviceState,
     Limit,
     Margin,
     cpu_limits,
@@ -33,19 +32,18 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="of Linux and glibc")
 # By configuration
 
 
-def state(*, limits=((16 * GIB, "T4 has 16.0 GiB"),), outside=GIB, least_margin=7):
-    return DeviceState(
-        device="t4",
-        title="T4",
-        memory_bytes=16 * GIB,
-        limits=tuple(Limit(num_bytes=num_bytes, reason=reason) for num_bytes, reason in limits),
+def decided(*, limits=((16 * GIB, "T4 has 16.0 GiB"),), outside=GIB, least_margin=7, **asked):
+    return decide(
+        MemoryConfig(**asked),
+        Device(name="t4", title="T4", memory_bytes=16 * GIB, capability=None, outside_bytes=0),
+        limits=[Limit(num_bytes=num_bytes, reason=reason) for num_bytes, reason in limits],
         outside_bytes=outside,
         margin=Margin(share=0.1, num_bytes=least_margin, reason="tests are careful"),
     )
 
 
 def test_by_itself_the_least_limit_counts_with_its_reason():
-    budget = decide(state(limits=((16 * GIB, "all"), (11 * GIB, "RLIMIT_AS"), (12 * GIB, "the container"))))
+    budget = decided(limits=((16 * GIB, "all"), (11 * GIB, "RLIMIT_AS"), (12 * GIB, "the container")))
     assert (budget.limit_bytes, budget.limit_reason) == (11 * GIB, "RLIMIT_AS")
     assert (budget.margin_bytes, budget.margin_reason) == (GIB + 7, "tests are careful")
     assert budget.reserved_bytes == 9 * GIB - 7
@@ -53,17 +51,17 @@ def test_by_itself_the_least_limit_counts_with_its_reason():
 
 def test_what_is_asked_for_is_taken_in_bytes_or_as_a_share():
     for asked, num_bytes in (("14 GiB", 14 * GIB), (0.5, 8 * GIB), ("3000 MiB", 3000 * MIB), (1.0, 16 * GIB)):
-        budget = decide(state(), budget=asked)
+        budget = decided(budget=asked)
         assert (budget.limit_bytes, budget.limit_reason) == (num_bytes, "memory.budget")
     for asked, num_bytes in (("1 GiB", GIB), (0.25, 4 * GIB), (0.0, 0)):  # a share of the budget
-        budget = decide(state(), margin=asked)
+        budget = decided(margin=asked)
         assert (budget.margin_bytes, budget.margin_reason) == (num_bytes, "memory.margin")
 
 
 def test_a_budget_above_the_device_is_refused_and_one_above_what_is_free_cut():
     with pytest.raises(ConfigError, match=r"memory.budget is 20.0 GiB, but T4 has 16.0 GiB\n.*fix: set memory.budget"):
-        decide(state(), budget="20 GiB")
-    budget = decide(state(limits=((16 * GIB, "all"), (4 * GIB, "free memory"))), budget="14 GiB")
+        decided(budget="20 GiB")
+    budget = decided(limits=((16 * GIB, "all"), (4 * GIB, "free memory")), budget="14 GiB")
     assert budget.limit_bytes == 4 * GIB
     assert budget.limit_reason == "free memory; memory.budget: 14.0 GiB is more than there is"
 
@@ -89,7 +87,7 @@ def test_a_budget_of_which_nothing_is_left_is_refused_and_a_smaller_margin_advis
     outside, asked, what, least, fix
 ):
     with pytest.raises(ConfigError) as caught:
-        decide(state(outside=outside * GIB, least_margin=0), **asked)
+        decided(outside=outside * GIB, least_margin=0, **asked)
     (problem,) = caught.value.problems
     assert problem.what == f"{what} nothing is left for the model"
     assert (problem.expected, problem.fix) == (f"more than {least}.0 GiB", fix)

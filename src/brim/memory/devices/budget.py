@@ -11,7 +11,7 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -34,16 +34,18 @@ def budget_of(
 
     Raises ConfigError where the device is smaller than the budget, and where nothing would be left for the model.
     """
-    if not is_at_hand:
-        state = _state(device, limits=(), outside_bytes=device.outside_bytes)
-    elif device.is_cpu:
-        now_bytes = resident_bytes()
-        outside_bytes = device.outside_bytes if now_bytes is None else now_bytes + PACKING_BYTES
-        outside_bytes = max(outside_bytes - held_bytes, 0)
-        state = _state(device, limits=tuple(cpu_limits(trains=trains)), outside_bytes=outside_bytes)
-    else:
-        state = _cuda_state(device)
-    return decide(state, budget=memory.budget, margin=memory.margin)
+    limits, outside_bytes = [], device.outside_bytes
+    if is_at_hand and device.is_cpu:
+        limits, now_bytes = cpu_limits(trains=trains), resident_bytes()
+        outside_bytes = max((outside_bytes if now_bytes is None else now_bytes + PACKING_BYTES) - held_bytes, 0)
+    elif is_at_hand:
+        limit, outside_bytes = _found_on_cuda(device)
+        limits.append(limit)
+    limits.append(
+        Limit(num_bytes=device.memory_bytes, reason=f"{device.title} has {format_bytes(device.memory_bytes)}")
+    )
+    margin = cpu_margin(returns_at_once=returns_at_once(os.environ)) if device.is_cpu else cuda_margin()
+    return decide(memory, device, limits=limits, outside_bytes=outside_bytes, margin=margin)
 
 
 def enforce(budget: Budget, device: Device) -> None:
@@ -90,8 +92,8 @@ def limit_lifted() -> Iterator[None]:
             torch.cuda.set_per_process_memory_fraction(before["fraction"])
 
 
-def _cuda_state(device: Device) -> DeviceState:
-    """Measure what lies outside PyTorch, the context itself and other processes: neither free nor PyTorch's.
+def _found_on_cuda(device: Device) -> tuple[Limit, int]:
+    """Return what the device has, and what lies outside PyTorch, as the context and other processes do.
 
     Libraries are loaded when they are first used, so no less is counted than what is usual for the card.
     """
@@ -99,24 +101,10 @@ def _cuda_state(device: Device) -> DeviceState:
 
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     outside_bytes = total_bytes - free_bytes - torch.cuda.memory_reserved()
-    has = f"{device.title} has {format_bytes(total_bytes)}"
-    if outside_bytes <= device.outside_bytes:
-        return _state(device, limits=(Limit(num_bytes=total_bytes, reason=has),), outside_bytes=device.outside_bytes)
-    taken = f"{has}, of which {format_bytes(outside_bytes)} are taken by the driver and other processes"
-    return _state(device, limits=(Limit(num_bytes=total_bytes, reason=taken),), outside_bytes=outside_bytes)
-
-
-def _state(device: Device, *, limits: tuple[Limit, ...], outside_bytes: int) -> DeviceState:
-    whole = Limit(num_bytes=device.memory_bytes, reason=f"{device.title} has {format_bytes(device.memory_bytes)}")
-    is_cpu = device.is_cpu
-    return DeviceState(
-        device=device.name,
-        title=device.title,
-        memory_bytes=device.memory_bytes,
-        limits=(*limits, whole),
-        outside_bytes=outside_bytes,
-        margin=cpu_margin(returns_at_once=returns_at_once(os.environ)) if is_cpu else cuda_margin(),
-    )
+    reason = f"{device.title} has {format_bytes(total_bytes)}"
+    if outside_bytes > device.outside_bytes:
+        reason += f", of which {format_bytes(outside_bytes)} are taken by the driver and other processes"
+    return Limit(num_bytes=total_bytes, reason=reason), max(outside_bytes, device.outside_bytes)
 
 
 _MIB = 2**20
@@ -142,7 +130,9 @@ def cpu_limits(root: Path = Path("/"), *, trains: bool = True) -> list[Limit]:
     resident_bytes = _kib(root / "proc/self/status", "VmRSS")
     if resident_bytes is None:
         return []
-    found = [*_machine(root), *_containers(root), *_process_limits(root, _ADDRESSES_OF_THREADS_BYTES if trains else 0)]
+    available = _kib(root / "proc/meminfo", "MemAvailable")
+    machine = [] if available is None else [(available, "what is available on this machine")]
+    found = [*machine, *_containers(root), *_process_limits(root, _ADDRESSES_OF_THREADS_BYTES if trains else 0)]
     return [Limit(num_bytes=resident_bytes + max(left, 0), reason=reason) for left, reason in found]
 
 
@@ -155,12 +145,6 @@ def returns_at_once(environment: Mapping[str, str]) -> bool:
     """Return whether glibc is set to map each tensor by itself, so that nothing that is freed is kept."""
     value = environment.get("MALLOC_MMAP_THRESHOLD_", "")
     return sys.platform == "linux" and value.isdigit() and 0 < int(value) <= _MAPPED_FROM_BYTES
-
-
-def _machine(root: Path) -> Iterator[tuple[int, str]]:
-    available = _kib(root / "proc/meminfo", "MemAvailable")
-    if available is not None:
-        yield available, "what is available on this machine"
 
 
 def _containers(root: Path) -> Iterator[tuple[int, str]]:
@@ -267,38 +251,26 @@ class Margin:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceState:
-    """Describe a device as a run finds it."""
-
-    device: str
-    title: str  # for people
-    memory_bytes: int  # that the device has
-    limits: tuple[Limit, ...]  # at least one
-    outside_bytes: int
-    margin: Margin
-
-
-def decide(state: DeviceState, *, budget: str | float = "auto", margin: str | float = "auto") -> Budget:
-    """Decide the budget of a run on a device in this state.
-
-    budget, margin: as in the configuration: auto, bytes with a unit, or a share of the device or of the budget.
+def decide(
+    memory: MemoryConfig, device: Device, *, limits: Sequence[Limit], outside_bytes: int, margin: Margin
+) -> Budget:
+    """Decide the budget of a run on a device that a run finds so. limits: at least one.
 
     Raises ConfigError where the device is smaller than the budget, and where nothing would be left for the model.
     """
-    limit = _limit(state, budget)
-    left_bytes = limit.num_bytes - state.outside_bytes
-    margin_bytes, reason = _margin(state.margin, margin, limit_bytes=limit.num_bytes, left_bytes=max(left_bytes, 0))
+    limit = _limit(memory.budget, device, limits)
+    left_bytes = max(limit.num_bytes - outside_bytes, 0)
+    margin_bytes, reason = _margin(margin, memory.margin, limit_bytes=limit.num_bytes, left_bytes=left_bytes)
     decided = Budget(
-        device=state.device,
+        device=device.name,
         limit_bytes=limit.num_bytes,
-        outside_bytes=state.outside_bytes,
+        outside_bytes=outside_bytes,
         margin_bytes=margin_bytes,
         limit_reason=limit.reason,
         margin_reason=reason,
     )
     if decided.reserved_bytes <= 0:
-        raise ConfigError(_nothing_left(decided, is_asked=budget != "auto"))
+        raise ConfigError(_nothing_left(decided, is_asked=memory.budget != "auto"))
     return decided
 
 
@@ -315,15 +287,16 @@ def cuda_margin() -> Margin:
     return Margin(share=PREDICTION_SHARE, num_bytes=OUTSIDE_SPREAD_BYTES, reason=reason)
 
 
-def _limit(state: DeviceState, asked: str | float) -> Limit:
-    least = min(state.limits, key=lambda limit: limit.num_bytes)
+def _limit(asked: str | float, device: Device, limits: Sequence[Limit]) -> Limit:
+    """Return the limit that counts. asked: auto, bytes with a unit, or a share of the device."""
+    least = min(limits, key=lambda limit: limit.num_bytes)
     if asked == "auto":
         return least
-    num_bytes = round(asked * state.memory_bytes) if isinstance(asked, float) else parse_bytes(str(asked))
-    if num_bytes > state.memory_bytes:
+    num_bytes = round(asked * device.memory_bytes) if isinstance(asked, float) else parse_bytes(str(asked))
+    if num_bytes > device.memory_bytes:
+        has = f"{device.title} has {format_bytes(device.memory_bytes)}"
         raise ConfigError(
-            what=f"memory.budget is {format_bytes(num_bytes)}, but {state.title} has "
-            f"{format_bytes(state.memory_bytes)}",
+            what=f"memory.budget is {format_bytes(num_bytes)}, but {has}",
             fix="set memory.budget: auto, or to less than the device has",
         )
     if num_bytes > least.num_bytes:
@@ -333,6 +306,7 @@ def _limit(state: DeviceState, asked: str | float) -> Limit:
 
 
 def _margin(auto: Margin, asked: str | float, *, limit_bytes: int, left_bytes: int) -> tuple[int, str]:
+    """Return what is left free, and why. asked: auto, bytes with a unit, or a share of the budget."""
     if asked == "auto":
         return round(auto.share * left_bytes) + auto.num_bytes, auto.reason
     num_bytes = round(asked * limit_bytes) if isinstance(asked, float) else parse_bytes(str(asked))
