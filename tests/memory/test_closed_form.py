@@ -11,11 +11,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from brim.config import load_config
+from brim.config.schema import LoraConfig
 from brim.errors import ModelError
 from brim.memory.closed_form import Trained, napkin, optimizer_state, settings_of
 from brim.memory.closed_form.architecture import read_architecture
 from brim.memory.closed_form.breakdown import stored_bytes
-from brim.memory.closed_form.trained import Arithmetic, Lora, Optimizer, all_tensors, kept_in_a_layer, lora_tensors
+from brim.memory.closed_form.trained import Arithmetic, Optimizer, all_tensors, kept_in_a_layer, lora_tensors
 from brim.models.loss import chunk_rows
 
 MODELS = Path(__file__).parents[2] / "benchmarks" / "data" / "memory" / "models"
@@ -127,7 +128,7 @@ WIDE = {**SMALL, "hidden_size": 64, "intermediate_size": 176, "max_position_embe
 WIDE |= {"residual_dropout": 0, "embedding_dropout": 0}
 WIDE_GPT2 = {**GPT, "n_embd": 64, "n_positions": 128, "bos_token_id": 0, "eos_token_id": 0}
 WIDE_GPT2 |= {"resid_pdrop": 0, "attn_pdrop": 0, "embd_pdrop": 0}
-ADAPTER = Lora(r=8, target_modules=("q_proj", "up_proj", "down_proj"), dropout=False)
+ADAPTER = LoraConfig(type="lora", r=8, target_modules=("q_proj", "up_proj", "down_proj"), dropout=0)
 
 
 def saved_by_a_layer(kind, sizes, *, dtype, lora, attention):
@@ -191,13 +192,13 @@ def test_dropout_adds_its_mask_of_a_byte():
     arithmetic = Arithmetic(compute_bytes=2, residual_bytes=2, autocast=False)
 
     def adapter(dropout):
-        lora = Lora(r=8, target_modules=("q_proj", "down_proj"), dropout=dropout)
+        lora = LoraConfig(type="lora", r=8, target_modules=("q_proj", "down_proj"), dropout=dropout)
         parts = kept_in_a_layer(architecture, arithmetic, lora=lora, attention="sdpa", sequence_length=8)
         return {part.name: part for part in parts}["adapter"]
 
-    assert adapter(False).bytes_per_token == (64 + 176) * 4 + 2 * 8 * 4
-    assert adapter(True).bytes_per_token == adapter(False).bytes_per_token + 64 + 176
-    assert adapter(True).formula == "240 × 4 B + 2 × 8 × 4 B + 240 × 1 B"
+    assert adapter(0).bytes_per_token == (64 + 176) * 4 + 2 * 8 * 4
+    assert adapter(0.1).bytes_per_token == adapter(0).bytes_per_token + 64 + 176
+    assert adapter(0.1).formula == "240 × 4 B + 2 × 8 × 4 B + 240 × 1 B"
 
 
 # The napkin's sums, with figures that can be checked by hand.
@@ -348,7 +349,7 @@ def test_what_an_optimizer_keeps():
 
 def test_adapters_on_named_on_all_and_on_matched_layers():
     def added(targets, base=LLAMA):
-        lora = Lora(r=2, target_modules=targets, dropout=False)
+        lora = LoraConfig(type="lora", r=2, target_modules=targets)
         return sum(tensor.elements for tensor in lora_tensors(read_architecture(base), lora))
 
     assert added(None) == added(("q_proj", "v_proj")) == 32 * 2 * 2 * 8192

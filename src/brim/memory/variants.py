@@ -180,7 +180,7 @@ def explain_memory(config: Config, prediction: MemoryPrediction) -> Napkin:
         batch_size=prediction.batch_size,
         sequence_length=prediction.sequence_length,
         world_size=prediction.world_size,
-        chunked_loss=_in_chunks(resolved, prediction),
+        chunked_loss=prediction.has_chunked_loss,
     )
     return napkin(base, settings)
 
@@ -190,12 +190,6 @@ def _has_bf16(device: str) -> bool:
         return find_device(device).has_bf16
     except InputError:  # a device of which only the memory is known, or the local one
         return True
-
-
-def _in_chunks(config: Config, prediction: MemoryPrediction) -> bool:
-    """Return whether the loss was computed in chunks: because it was set, or because the model allowed it."""
-    given = config.trainer.chunked_loss
-    return any(choice.startswith("trainer.chunked_loss: True") for choice in prediction.choices) or given is True
 
 
 _SMALL_STATES = {"adam": "adam_8bit", "adamw": "adamw_8bit"}

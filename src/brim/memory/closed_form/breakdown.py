@@ -18,7 +18,6 @@ from brim.memory.closed_form.architecture import Architecture, read_architecture
 from brim.memory.closed_form.trained import (
     FP32_BYTES,
     Arithmetic,
-    Lora,
     Optimizer,
     PartOfLayer,
     Trained,
@@ -89,7 +88,7 @@ def napkin(config: Mapping[str, Any], settings: Settings) -> Napkin:
     if settings.phase == "train":
         lines += _training(architecture, settings)
     if settings.phase == "evaluate":
-        lines += [_one_layer(architecture, settings, ("loss",)), _evaluated_logits(architecture, settings)]
+        lines += [_one_layer(architecture, settings, ("loss",)), _logits(architecture, settings)]
     if settings.phase == "generate":
         lines += _generating(architecture, settings)
     notes = []
@@ -123,7 +122,9 @@ def _weights(architecture: Architecture, settings: Settings) -> list[Line]:
     lines.append(_shared("weights", "weights", formula, num_bytes, always, settings))
     if settings.lora is not None:
         added = sum(tensor.elements for tensor in lora_tensors(architecture, settings.lora))
-        formula = f"{_lora_formula(settings.lora)} = {added:,} × 4 B"
+        targets = settings.lora.target_modules
+        named = ", ".join(targets) if isinstance(targets, tuple) else targets or "PEFT's target modules"
+        formula = f"r {settings.lora.r} × (inputs + outputs) of {named} = {added:,} × 4 B"
         lines.append(_shared("adapter", "weights", formula, added * FP32_BYTES, always, settings))
     return lines
 
@@ -161,7 +162,7 @@ def _training(architecture: Architecture, settings: Settings) -> list[Line]:
         )
     lines += _casts(architecture, settings)
     lines += _activations(architecture, settings)
-    lines.append(_trained_logits(architecture, settings))
+    lines.append(_logits(architecture, settings))
     return lines
 
 
@@ -231,21 +232,23 @@ def _layer(architecture: Architecture, settings: Settings) -> tuple[int, str]:
     return sum(part.bytes_per_token for part in parts), formula
 
 
-def _trained_logits(architecture: Architecture, settings: Settings) -> Line:
-    """Count log-probabilities, their gradient and the logits' gradient, all fp32, when the backward pass begins."""
+def _logits(architecture: Architecture, settings: Settings) -> Line:
     tokens, words = settings.batch_size * settings.sequence_length, architecture.vocabulary
-    if settings.chunked_loss:
-        return _chunk_of_logits(architecture, settings, tokens)
+    if settings.phase == "evaluate":
+        each = settings.arithmetic.compute_bytes
+        formula = f"{tokens:,} positions × {words:,} words × ({each} + 4 + 4) B"
+        num_bytes = tokens * words * (each + 2 * FP32_BYTES)
+    elif settings.chunked_loss:
+        formula, num_bytes = _chunk_of_logits(architecture, settings, tokens)
+    else:  # log-probabilities, their gradient and the logits' gradient, all fp32, when the backward pass begins
+        formula = f"{tokens:,} positions × {words:,} words × 3 × 4 B"
+        num_bytes = tokens * words * 3 * FP32_BYTES
     return Line(
-        name="logits and loss",
-        category="logits_and_loss",
-        formula=f"{tokens:,} positions × {words:,} words × 3 × 4 B",
-        num_bytes=tokens * words * 3 * FP32_BYTES,
-        moments=("loss",),
+        name="logits and loss", category="logits_and_loss", formula=formula, num_bytes=num_bytes, moments=("loss",)
     )
 
 
-def _chunk_of_logits(architecture: Architecture, settings: Settings, tokens: int) -> Line:
+def _chunk_of_logits(architecture: Architecture, settings: Settings, tokens: int) -> tuple[str, int]:
     """Count a chunk in fp32 and the head's dtype, hidden states and gradients, and a trained head's gradient."""
     words, width, each = architecture.vocabulary, architecture.hidden, settings.arithmetic.compute_bytes
     head_trains = settings.lora is None
@@ -256,19 +259,7 @@ def _chunk_of_logits(architecture: Architecture, settings: Settings, tokens: int
     if head_trains:
         formula += f" + {words:,} × {width:,} × 4 B"
         num_bytes += words * width * FP32_BYTES
-    return Line(
-        name="logits and loss", category="logits_and_loss", formula=formula, num_bytes=num_bytes, moments=("loss",)
-    )
-
-
-def _evaluated_logits(architecture: Architecture, settings: Settings) -> Line:
-    tokens, words = settings.batch_size * settings.sequence_length, architecture.vocabulary
-    each = settings.arithmetic.compute_bytes
-    formula = f"{tokens:,} positions × {words:,} words × ({each} + 4 + 4) B"
-    num_bytes = tokens * words * (each + 2 * FP32_BYTES)
-    return Line(
-        name="logits and loss", category="logits_and_loss", formula=formula, num_bytes=num_bytes, moments=("loss",)
-    )
+    return formula, num_bytes
 
 
 def _generating(architecture: Architecture, settings: Settings) -> list[Line]:
@@ -306,12 +297,6 @@ def _shared(
     return Line(name=name, category=category, formula=formula, num_bytes=num_bytes, moments=at)
 
 
-def _lora_formula(lora: Lora) -> str:
-    targets = lora.target_modules
-    named = ", ".join(targets) if isinstance(targets, tuple) else targets or "PEFT's target modules"
-    return f"r {lora.r} × (inputs + outputs) of {named}"
-
-
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -338,7 +323,7 @@ class Settings:
     weights: Weights
     arithmetic: Arithmetic
     new_tokens: int = 0  # of generate
-    lora: Lora | None = None  # None: all weights are trained
+    lora: LoraConfig | None = None  # None: all weights are trained
     optimizer: Optimizer | None = None  # of train
     checkpointing: bool = False
     accumulates: bool = False  # gradients are there when the next micro-batch begins
@@ -376,7 +361,7 @@ def settings_of(
         weights=weights,
         arithmetic=arithmetic,
         new_tokens=config.generation.max_new_tokens or 0,
-        lora=None if config.adapter is None else _lora(config.adapter),
+        lora=config.adapter,
         optimizer=None if trainer is None else optimizer_of(trainer),
         checkpointing=trainer is not None and trainer.enable_gradient_checkpointing is True,
         accumulates=trainer is not None and accumulates(trainer),
@@ -411,15 +396,6 @@ def _data_types(config: Config, base_config: Mapping[str, Any], *, is_frozen: bo
     element_bytes = stored_bytes(base_config) if is_frozen else 4
     is_one_dtype = is_frozen and _stored(base_config) == _AUTOCAST.get(config.precision)
     return Arithmetic(compute_bytes=2, residual_bytes=2 if is_one_dtype else 4, autocast=True), element_bytes
-
-
-def _lora(adapter: LoraConfig) -> Lora:
-    return Lora(
-        r=adapter.r,
-        target_modules=adapter.target_modules,
-        dropout=adapter.dropout > 0,
-        dora=adapter.use_dora,
-    )
 
 
 def optimizer_of(trainer: FinetuneTrainer) -> Optimizer:

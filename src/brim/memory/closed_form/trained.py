@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from brim.config.schema import LoraConfig
 from brim.memory.closed_form.architecture import Architecture, Linear
 
 FP32_BYTES = 4
@@ -29,16 +30,6 @@ _PEFT_TARGETS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lora:
-    """Hold an adapter's settings, as far as bytes depend on them."""
-
-    r: int
-    target_modules: tuple[str, ...] | str | None  # names, a regular expression or all-linear; None: PEFT's choice
-    dropout: bool
-    dora: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """Describe tensors of one shape that are trained."""
 
@@ -51,7 +42,7 @@ class Trained:
         return self.rows * self.columns * self.count
 
 
-def targets(architecture: Architecture, lora: Lora) -> list[tuple[Linear, int]]:
+def targets(architecture: Architecture, lora: LoraConfig) -> list[tuple[Linear, int]]:
     """Return each matrix of a layer that gets an adapter, with the number of layers; without experts' own weights."""
     found = []
     for linear in architecture.linears:
@@ -63,13 +54,13 @@ def targets(architecture: Architecture, lora: Lora) -> list[tuple[Linear, int]]:
     return found
 
 
-def lora_tensors(architecture: Architecture, lora: Lora) -> list[Trained]:
+def lora_tensors(architecture: Architecture, lora: LoraConfig) -> list[Trained]:
     """List A (r × inputs) and B (outputs × r) of each target; with DoRA a magnitude of each output."""
     tensors = []
     for linear, layers in targets(architecture, lora):
         tensors.append(Trained(rows=lora.r, columns=linear.inputs, count=layers))
         tensors.append(Trained(rows=linear.outputs, columns=lora.r, count=layers))
-        if lora.dora:
+        if lora.use_dora:
             tensors.append(Trained(rows=linear.outputs, columns=1, count=layers))
     return tensors
 
@@ -107,8 +98,8 @@ class State:
 
     num_bytes: int  # 0 where it is paged: that memory is not of PyTorch's allocator
     formula: str
-    temporary_bytes: int
-    temporary_formula: str
+    temporary_bytes: int = 0
+    temporary_formula: str = ""
 
 
 def optimizer_state(optimizer: Optimizer, tensors: list[Trained], *, element_bytes: int) -> State:
@@ -117,12 +108,11 @@ def optimizer_state(optimizer: Optimizer, tensors: list[Trained], *, element_byt
     kind = optimizer.type.removeprefix("paged_")
     if kind == "adafactor":
         kept = sum((t.rows + t.columns if t.columns > 1 else t.rows) * t.count for t in tensors)
-        return _state(kept * element_bytes, f"{kept:,} row and column averages × {element_bytes} B")
+        formula = f"{kept:,} row and column averages × {element_bytes} B"
+        return State(num_bytes=kept * element_bytes, formula=formula)
     moments = _moments(kind, optimizer)
     if not moments:
-        return _state(0, "sgd without momentum keeps nothing")
-    if kind.endswith("_8bit"):
-        return _paged(optimizer, _state(*_eight_bits(optimizer, tensors, moments)))
+        return State(num_bytes=0, formula="sgd without momentum keeps nothing")
     if kind in ("adam", "adamw") and optimizer.type == kind:
         return State(
             num_bytes=elements * moments * element_bytes,
@@ -131,19 +121,15 @@ def optimizer_state(optimizer: Optimizer, tensors: list[Trained], *, element_byt
             temporary_bytes=elements * element_bytes,
             temporary_formula=f"roots of {elements:,} second averages × {element_bytes} B",
         )
-    each = element_bytes if kind == "sgd" else FP32_BYTES
-    formula = f"{elements:,} trained × {moments} average{'s' if moments > 1 else ''} × {each} B"
-    return _paged(optimizer, _state(elements * moments * each, formula))
-
-
-def _state(num_bytes: int, formula: str) -> State:
-    return State(num_bytes=num_bytes, formula=formula, temporary_bytes=0, temporary_formula="")
-
-
-def _paged(optimizer: Optimizer, state: State) -> State:
-    if not optimizer.type.startswith("paged_"):
-        return state
-    return _state(0, f"{state.formula}, paged: outside PyTorch's allocator")
+    if kind.endswith("_8bit"):
+        num_bytes, formula = _eight_bits(optimizer, tensors, moments)
+    else:
+        each = element_bytes if kind == "sgd" else FP32_BYTES
+        num_bytes = elements * moments * each
+        formula = f"{elements:,} trained × {moments} average{'s' if moments > 1 else ''} × {each} B"
+    if optimizer.type.startswith("paged_"):
+        return State(num_bytes=0, formula=f"{formula}, paged: outside PyTorch's allocator")
+    return State(num_bytes=num_bytes, formula=formula)
 
 
 def _moments(kind: str, optimizer: Optimizer) -> int:
@@ -165,7 +151,7 @@ def _eight_bits(optimizer: Optimizer, tensors: list[Trained], moments: int) -> t
     return moments * (elements + FP32_BYTES * scales + FP32_BYTES * small), formula
 
 
-def _is_target(path: str, lora: Lora, model_type: str) -> bool:
+def _is_target(path: str, lora: LoraConfig, model_type: str) -> bool:
     names = lora.target_modules
     if names == "all-linear":
         return True
@@ -200,7 +186,7 @@ def kept_in_a_layer(
     architecture: Architecture,
     arithmetic: Arithmetic,
     *,
-    lora: Lora | None,
+    lora: LoraConfig | None,
     attention: Literal["sdpa", "eager", "flash_attention_2"],
     sequence_length: int,
 ) -> list[PartOfLayer]:
@@ -282,11 +268,13 @@ def _inputs(architecture: Architecture, arithmetic: Arithmetic, attention: str) 
     return PartOfLayer(name="inputs of linear layers", formula=f"{total:,} × {each} B", bytes_per_token=total * each)
 
 
-def _lora(architecture: Architecture, arithmetic: Arithmetic, lora: Lora, attention: str) -> PartOfLayer:
+def _lora(architecture: Architecture, arithmetic: Arithmetic, lora: LoraConfig, attention: str) -> PartOfLayer:
     """Count for each target the inputs of A and B, in the adapter's fp32 unless autocast is on, and dropout's mask."""
     each = arithmetic.compute_bytes if arithmetic.autocast else FP32_BYTES
     adapted = [linear for linear, _ in targets(architecture, lora)]
-    reading = adapted if _is_own(arithmetic, lora) else _once(adapted, attention)
+    # Each target's A reads a tensor of its own where that is dropped out, or cast.
+    is_own = lora.dropout > 0 or arithmetic.autocast or arithmetic.compute_bytes != FP32_BYTES
+    reading = adapted if is_own else _once(adapted, attention)
     inputs = sum(linear.inputs for linear in reading)
     total = inputs * each + lora.r * len(adapted) * each
     formula = f"{inputs:,} × {each} B + {len(adapted)} × {lora.r} × {each} B"
@@ -294,11 +282,6 @@ def _lora(architecture: Architecture, arithmetic: Arithmetic, lora: Lora, attent
         total += inputs
         formula += f" + {inputs:,} × 1 B"
     return PartOfLayer(name="adapter", formula=formula, bytes_per_token=total)
-
-
-def _is_own(arithmetic: Arithmetic, lora: Lora) -> bool:
-    """Return whether each target's A reads a tensor of its own: dropped out, or cast."""
-    return lora.dropout or arithmetic.autocast or arithmetic.compute_bytes != FP32_BYTES
 
 
 def _once(linears: list[Linear], attention: str) -> list[Linear]:
