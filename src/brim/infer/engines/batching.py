@@ -82,19 +82,25 @@ class RowsByTrial:
                 yield together(rows, left[:num_rows])
                 left = left[num_rows:]
 
-        def measured(batch: MicroBatch) -> None:
-            if self._grows:
-                self._measure(lambda: work(batch.rows), batch.num_rows * batch.padded_length)
-            else:
-                work(batch.rows)
+        run_rows(
+            rows,
+            order,
+            doing=doing,
+            divide=divide,
+            work=lambda batch: self._measured(batch, work),
+            lower=self._lower,
+            on_smaller=self._on_smaller,
+        )
 
-        run_rows(rows, order, doing=doing, divide=divide, work=measured, lower=self._lower, on_smaller=self._on_smaller)
-
-    def _measure(self, work: Callable[[], None], num_tokens: int) -> None:
-        """Run a batch of so many tokens; twice as many follow, while what it took says that they fit."""
+    def _measured(self, batch: MicroBatch, work: Work) -> None:
+        """Run a batch; twice as many tokens follow, while what it took says that they fit."""
+        if not self._grows:
+            work(batch.rows)
+            return
+        num_tokens = batch.num_rows * batch.padded_length
         self._meter.begin()
         before_bytes = self._meter.peak_bytes()
-        work()
+        work(batch.rows)
         peak_bytes, limit_bytes = self._meter.peak_bytes(), self._meter.limit_bytes()
         if before_bytes is not None and peak_bytes is not None and limit_bytes is not None:
             twice_bytes = before_bytes + 2 * (peak_bytes - before_bytes)
@@ -105,9 +111,7 @@ class RowsByTrial:
         else:
             self._most_tokens = max(num_tokens, self._most_tokens)
 
-    def _lower(self, failed: MicroBatch) -> CapChange | None:
-        if failed.num_rows == 1:
-            return None
+    def _lower(self, failed: MicroBatch) -> CapChange:
         self._grows = False
         after = failed.num_rows // 2
         self._most_tokens = after * failed.padded_length
@@ -139,7 +143,7 @@ class Smaller:
     keys: tuple[int, ...]  # of the rows that did not fit together
     longest: int  # tokens
     after: int
-    unit: Literal["rows", "bytes"] = "rows"  # of `after`; bytes: allocated, as predicted
+    unit: str = "rows"  # of `after`; or bytes: allocated, as predicted
 
     @property
     def before(self) -> int:
@@ -204,9 +208,7 @@ class RowsAtOnce:
             on_smaller=self.on_smaller,
         )
 
-    def _halve(self, failed: MicroBatch) -> CapChange | None:
-        if failed.num_rows == 1:
-            return None
+    def _halve(self, failed: MicroBatch) -> CapChange:
         before, self.num_rows = self.num_rows, failed.num_rows // 2
         return CapChange(before=before, after=self.num_rows, unit="rows")
 
@@ -234,16 +236,15 @@ def run_rows(
 ) -> None:
     """Run rows in batches (`run_batches`), and report each time that fewer of them go on together.
 
-    lower: lowers the limit after a batch that failed; None where it is a single row.
+    lower: lowers the limit after a batch of several rows that failed.
     Raises OutOfMemoryError, naming the row, when one alone runs out of memory.
     """
 
     def shrink(failed: MicroBatch) -> bool:
-        change = lower(failed)
+        change = None if failed.num_rows == 1 else lower(failed)
         if change is not None:
-            keys = tuple(rows.keys[failed.rows].tolist())
-            unit: Literal["rows", "bytes"] = "rows" if change.unit == "rows" else "bytes"
-            on_smaller(Smaller(doing=doing, keys=keys, longest=failed.padded_length, after=change.after, unit=unit))
+            keys, longest = tuple(rows.keys[failed.rows].tolist()), failed.padded_length
+            on_smaller(Smaller(doing=doing, keys=keys, longest=longest, after=change.after, unit=change.unit))
         return change is not None
 
     run_batches(

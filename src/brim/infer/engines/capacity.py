@@ -40,10 +40,7 @@ _NOTCH = 0.7
 class Room(Protocol):
     """Decide how many rows are generated for at once. It only becomes smaller."""
 
-    @property
-    def prefill_tokens(self) -> int:
-        """Return the most tokens, padding included, of the prompts in one pass; a longer prompt passes alone."""
-        ...
+    prefill_tokens: int  # the most of a pass over prompts, padding included; a longer prompt passes alone
 
     def rows(self, columns: int, *, cells: int = 0) -> int:
         """Return the rows of a cache that holds so many tokens of each; at least 1.
@@ -62,13 +59,7 @@ class FixedRoom:
 
     def __init__(self, rows: int, *, prefill_tokens: int) -> None:
         assert rows > 0, "at least one row at once"
-        self._rows = rows
-        self._prefill_tokens = prefill_tokens
-
-    @property
-    def prefill_tokens(self) -> int:
-        """Return the most tokens of a pass over prompts."""
-        return self._prefill_tokens
+        self._rows, self.prefill_tokens = rows, prefill_tokens
 
     def rows(self, columns: int, *, cells: int = 0) -> int:
         """Return the rows of such a cache."""
@@ -77,7 +68,7 @@ class FixedRoom:
     def shrink(self, *, rows: int, columns: int) -> None:
         """Shrink after a lack of memory."""
         self._rows = max(1, min(self._rows, rows) // 2)
-        self._prefill_tokens = max(1, self._prefill_tokens // 2)
+        self.prefill_tokens = max(1, self.prefill_tokens // 2)
 
 
 class MemoryRoom:
@@ -86,33 +77,23 @@ class MemoryRoom:
     MOST_ROWS = 4096  # of a cache; steps stop getting cheaper by the row long before
 
     def __init__(self, costs: CacheCosts, *, cap_bytes: int, most_rows: int = MOST_ROWS) -> None:
-        self._costs, self._cap_bytes, self._most_rows = costs, cap_bytes, most_rows
-        self._prefill_tokens = costs.prefill_tokens
+        self._costs, self.cap_bytes, self._most_rows = costs, cap_bytes, most_rows
+        self.prefill_tokens = costs.prefill_tokens
         self._known: dict[tuple[int, int], int] = {}
-
-    @property
-    def cap_bytes(self) -> int:
-        """Return the cap as it is now."""
-        return self._cap_bytes
-
-    @property
-    def prefill_tokens(self) -> int:
-        """Return the most tokens of a pass over prompts."""
-        return self._prefill_tokens
 
     def rows(self, columns: int, *, cells: int = 0) -> int:
         """Return the rows of such a cache."""
         if (columns, cells) not in self._known:
             peaks = self._costs.peak_bytes(np.arange(1, self._most_rows + 1), columns, cells=cells)
-            self._known[columns, cells] = max(1, int(np.count_nonzero(peaks <= self._cap_bytes)))
+            self._known[columns, cells] = max(1, int(np.count_nonzero(peaks <= self.cap_bytes)))
         return self._known[columns, cells]
 
     def shrink(self, *, rows: int, columns: int) -> None:
         """Shrink after a lack of memory."""
-        reached = min(float(self._costs.peak_bytes(rows, columns)), float(self._cap_bytes))
+        reached = min(float(self._costs.peak_bytes(rows, columns)), float(self.cap_bytes))
         self._known.clear()
-        self._cap_bytes = int(self._costs.static_bytes + _NOTCH * (reached - self._costs.static_bytes))
-        self._prefill_tokens = max(1, self._prefill_tokens // 2)
+        self.cap_bytes = int(self._costs.static_bytes + _NOTCH * (reached - self._costs.static_bytes))
+        self.prefill_tokens = max(1, self.prefill_tokens // 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

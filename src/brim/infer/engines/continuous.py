@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -85,14 +86,8 @@ class SlotsEngine(LocalEngine):
         """
         with explained():
             chooser = NextToken(self._settings, seed=self._seed, device=self._device, constraint=self._constraint)
-        run = _Run(
-            queue,
-            self._passes,
-            chooser,
-            room=room,
-            end_ids=self._settings["eos_token_id"],
-            statistics=self.statistics,
-        )
+        passes = partial(Passes, self._model, device=self._device, precision=self._precision)
+        run = _Run(queue, passes, chooser, room=room, settings=self._settings, statistics=self.statistics)
         responses = run.to_the_end()
         while True:
             # What the receiver of the responses raises passes.
@@ -104,17 +99,6 @@ class SlotsEngine(LocalEngine):
                 queue.give_back(run.rows)
                 return shape
             on_finished(finished)
-
-    def _passes(self, *, rows: int, columns: int, cells: int) -> Passes:
-        return Passes(
-            self._model,
-            rows=rows,
-            columns=columns,
-            cells=cells,
-            pad_id=self._settings["pad_token_id"],
-            device=self._device,
-            precision=self._precision,
-        )
 
     def _shrink(self, shape: _Shape, before: _Shape | None) -> None:
         """Let fewer rows go on together; a row alone gets one more try."""
@@ -150,15 +134,15 @@ class _Run:
         chooser: NextToken,
         *,
         room: Room,
-        end_ids: Sequence[int],
+        settings: Mapping[str, Any],
         statistics: RunStatistics,
     ) -> None:
         self._queue, self._chooser, self._room = queue, chooser, room
-        self._end_ids, self._statistics = frozenset(end_ids), statistics
+        self._end_ids, self._statistics = frozenset(settings["eos_token_id"]), statistics
         self._active: list[Writing] = []  # in the order of their slots; each has a token that the cache lacks
         self._entering: list[Writing] = []  # taken from the queue, not read yet
         rows, columns, cells = queue.first_shape(room)
-        self._passes = passes(rows=rows, columns=columns, cells=cells)
+        self._passes = passes(rows=rows, columns=columns, cells=cells, pad_id=settings["pad_token_id"])
         self._cache = self._passes.cache
 
     @property

@@ -180,7 +180,7 @@ _LOOKING_BACK = (
 
 
 # With these values, as with null, a setting leaves the scores as they are.
-_OFF: dict[str, Any] = {
+OFF: dict[str, Any] = {
     "encoder_repetition_penalty": 1.0,
     "repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
@@ -201,7 +201,7 @@ _Makers: TypeAlias = Mapping[str, Callable[[Any], Any]]  # what to make of a set
 
 def _is_set(settings: Mapping[str, Any], name: str) -> bool:
     value = settings.get(name)
-    return value is not None and value != _OFF.get(name)
+    return value is not None and value != OFF.get(name)
 
 
 def _chain(settings: Mapping[str, Any], makers: _Makers) -> LogitsProcessorList:

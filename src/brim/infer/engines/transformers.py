@@ -59,10 +59,8 @@ class StaticEngine(LocalEngine):
                 yield batch
                 left, most = left[batch.num_rows :], len(prompts)
 
-        def lower(failed: MicroBatch) -> CapChange | None:
+        def lower(failed: MicroBatch) -> CapChange:
             nonlocal most
-            if failed.num_rows == 1:
-                return None
             columns = failed.padded_length + self._settings["max_new_tokens"]
             self._room.shrink(rows=failed.num_rows, columns=columns)
             most = min(self._room.rows(columns), failed.num_rows - 1)

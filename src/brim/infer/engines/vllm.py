@@ -6,7 +6,7 @@ Settings that vLLM would not honour are reasons against it.
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -20,6 +20,7 @@ from brim.data.tokens import TokenRows
 from brim.errors import BrimError, InputError, OutOfMemoryError
 from brim.infer.engines.base import Constraint, Finished, OnFinished, Response, row_seed
 from brim.infer.engines.batching import longest_first
+from brim.infer.engines.sampling import OFF
 from brim.models import Precision
 
 _WHERE = "generation.engine: vllm"
@@ -73,7 +74,8 @@ class VllmEngine:
         """Yield what ends at each step. What the caller raises between two steps does not pass through here."""
         if not len(prompts):
             return
-        with _explained(), _engine(self._model, self._longest(prompts), seed=self._seed) as engine:
+        longest = int(prompts.lengths.max()) + int(self._settings["max_new_tokens"])
+        with _explained(), _engine(self._model, longest, seed=self._seed) as engine:
             waiting, num_in = iter(longest_first(prompts).tolist()), 0
             while True:
                 for position in islice(waiting, _AHEAD - num_in):
@@ -81,13 +83,10 @@ class VllmEngine:
                     num_in += 1
                 if not num_in:
                     return
-                finished = [self._finished(output) for output in engine.step() if output.finished]
+                finished = [_finished(output) for output in engine.step() if output.finished]
                 num_in -= len(finished)
                 if finished:
                     yield finished
-
-    def _longest(self, prompts: TokenRows) -> int:
-        return int(prompts.lengths.max()) + int(self._settings["max_new_tokens"])
 
     def _submit(self, engine: Any, prompts: TokenRows, position: int) -> None:
         row = prompts[position]
@@ -98,10 +97,14 @@ class VllmEngine:
             lora_request=_lora(self._model),
         )
 
-    def _finished(self, output: Any) -> Finished:
-        completion = output.outputs[0]
-        response = _response(list(completion.token_ids), self._settings["eos_token_id"], completion.finish_reason)
-        return Finished(position=int(output.request_id), response=response)
+
+def _finished(output: Any) -> Finished:
+    completion = output.outputs[0]
+    response = Response(token_ids=list(completion.token_ids), finish_reason="length")
+    if completion.finish_reason == "stop":
+        *token_ids, end_id = completion.token_ids
+        response = Response(token_ids=token_ids, finish_reason="stop", end_id=end_id)
+    return Finished(position=int(output.request_id), response=response)
 
 
 def _sampling(settings: Mapping[str, Any], *, seed: int) -> Any:
@@ -132,12 +135,6 @@ def _lora(model: VllmModel) -> Any:
     from vllm.lora.request import LoRARequest
 
     return LoRARequest("adapter", 1, str(model.adapter))
-
-
-def _response(token_ids: Sequence[int], end_ids: Sequence[int], reason: str) -> Response:
-    if reason != "stop":
-        return Response(token_ids=list(token_ids), finish_reason="length")
-    return Response(token_ids=list(token_ids[:-1]), finish_reason="stop", end_id=token_ids[-1])
 
 
 @contextmanager
@@ -207,19 +204,6 @@ _HONOURED = {
 }
 
 
-_OFF: dict[str, Any] = {
-    "num_beams": 1,
-    "use_cache": True,
-    "typical_p": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "encoder_repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "remove_invalid_values": False,
-    "renormalize_logits": False,
-}
-
-
 def why_not_vllm(
     settings: Mapping[str, Any], *, precision: Precision, device: torch.device, constraint: Constraint | None = None
 ) -> str:
@@ -231,6 +215,6 @@ def why_not_vllm(
     if constraint is not None:
         return "responses are limited to labels, which brim does not pass on to it"
     for name, value in settings.items():
-        if name not in _HONOURED and (name not in _OFF or value != _OFF[name]):
+        if name not in _HONOURED and value != {**OFF, "num_beams": 1, "use_cache": True}.get(name):
             return f"generation.{name} is not passed on to it"
     return ""
