@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -73,7 +72,9 @@ def collect_activations(
         with torch.no_grad(), precision.autocast(device, keeps_copies=False), _seen_in(layers, look) as seen:
             body(input_ids=batch.input_ids, use_cache=False)
         for name, store in into.items():
-            for position, vectors in zip(positions, _only(seen[name], name).cpu().numpy(), strict=True):
+            if len(seen[name]) != 1:
+                raise _unusable(f"the layer {name} is passed {len(seen[name])} times by each row")
+            for position, vectors in zip(positions, seen[name][0].cpu().numpy(), strict=True):
                 store.put(int(starts[position]), vectors[: starts[position + 1] - starts[position]])
         on_batch(len(positions))
 
@@ -92,11 +93,8 @@ def _to_run(architecture: PreTrainedModel, layers: Mapping[str, nn.Module]) -> n
     return body if all(layer in inside for layer in layers.values()) else architecture
 
 
-Look: TypeAlias = Callable[[str, Any], Tensor]
-
-
 @contextmanager
-def _seen_in(layers: Mapping[str, nn.Module], look: Look) -> Iterator[dict[str, list[Tensor]]]:
+def _seen_in(layers: Mapping[str, nn.Module], look: Callable[[str, Any], Tensor]) -> Iterator[dict[str, list[Tensor]]]:
     """Collect what `look` makes of each layer's output, call after call, as long as the block runs."""
     seen: dict[str, list[Tensor]] = {name: [] for name in layers}
 
@@ -134,12 +132,6 @@ def _vectors(
         sums = vectors.masked_fill(is_padding[..., None], 0.0).sum(dim=1)
         vectors = (sums / lengths[:, None])[:, None]
     return to_unit_length(vectors, dim=-1) if normalize else vectors
-
-
-def _only(seen: list[Tensor], name: str) -> Tensor:
-    if len(seen) != 1:
-        raise _unusable(f"the layer {name} is passed {len(seen)} times by each row")
-    return seen[0]
 
 
 def _unusable(what: str) -> InputError:
@@ -183,27 +175,19 @@ def _named(architecture: PreTrainedModel, name: LayerName) -> nn.Module:
         raise InputError(what=what, fix="name a module, the final normalisation, say")
     if name == LAST:
         return body
-    number = _number(name)
-    if number is not None:
-        return _numbered(body, number, count=architecture.config.get_text_config().num_hidden_layers)
+    if isinstance(name, int) or name.removeprefix("-").isdecimal():  # a command line passes text alone
+        return _numbered(body, int(name), count=architecture.config.get_text_config().num_hidden_layers)
     prefix = architecture.base_model_prefix
     modules: dict[str, nn.Module] = dict(architecture.named_modules())
-    for candidate in (str(name), f"{prefix}.{name}"):
+    for candidate in (name, f"{prefix}.{name}"):
         if candidate and candidate in modules:
             return modules[candidate]
-    likely = misspelt(str(name), [*modules, *(module.removeprefix(f"{prefix}.") for module in modules)])
+    likely = misspelt(name, [*modules, *(module.removeprefix(f"{prefix}.") for module in modules)])
     raise InputError(
-        what=f"the model has no layer {str(name)!r}",
+        what=f"the model has no layer {name!r}",
         expected=_EXPECTED,
         fix=f"did you mean {likely!r}?" if likely else "`model.named_modules()` of transformers lists the names",
     )
-
-
-def _number(name: LayerName) -> int | None:
-    """Return the number that was meant, if any; a command line passes text alone."""
-    if isinstance(name, int):
-        return name
-    return int(name) if name.removeprefix("-").isdecimal() else None
 
 
 def _numbered(body: nn.Module, number: int, *, count: int) -> nn.Module:
@@ -240,9 +224,7 @@ class VectorStore:
     def __enter__(self) -> VectorStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._file is not None:
             self._file.close()
 

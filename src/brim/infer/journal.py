@@ -12,10 +12,9 @@ import struct
 import time
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TypeAlias
 
 import numpy as np
@@ -148,9 +147,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __len__(self) -> int:
@@ -172,7 +169,8 @@ class Journal:
                 os.ftruncate(self._file, self._end)
                 raise
             if time.monotonic() - self._synced_s > SYNC_EVERY_S:
-                self._sync()
+                os.fsync(self._file)
+                self._synced_s = time.monotonic()
         self._keys.extend(record.key for record in records)
         self._prompts.extend(record.prompt for record in records)
         self._places.extend(places)
@@ -215,24 +213,38 @@ class Journal:
             os.close(descriptor)
 
     def _whole_records(self) -> int:
-        """Note all records that are whole. Return where the last one ends; 0 where not even the beginning is there."""
-        end = 0
-        for end, record in _records(self._file, self._path):
-            if record is not None:
-                self._keys.append(record.key)
-                self._prompts.append(record.prompt)
-                self._places.append(end - _RECORD_HEAD.size - len(record.body))
-        return end
+        """Note all records that are whole. Return where the last one ends; 0 where not even the beginning is there.
+
+        Raises OutputError for a file of another kind.
+        """
+        with os.fdopen(os.dup(self._file), "rb", buffering=_READ_BYTES) as reader:
+            reader.seek(0)
+            magic = reader.read(len(_MAGIC))
+            if not _MAGIC.startswith(magic):
+                raise OutputError(
+                    what="this file is not the journal of a prediction, or its beginning is damaged",
+                    where=str(self._path),
+                    fix="restore it; or remove it, and what it held is made again",
+                )
+            if magic != _MAGIC:
+                return 0
+            end = len(_MAGIC)
+            while len(head := reader.read(_RECORD_HEAD.size)) == _RECORD_HEAD.size:
+                length, checksum, key, prompt = _RECORD_HEAD.unpack(head)
+                body = reader.read(length) if length <= _MOST_BODY_BYTES else b""
+                if len(body) != length or checksum != _checksum(key, prompt, body):
+                    break
+                self._keys.append(key)
+                self._prompts.append(prompt)
+                self._places.append(end)
+                end += _RECORD_HEAD.size + length
+            return end
 
     def _write(self, data: bytes) -> None:
         left = memoryview(data)
         while left:
             left = left[os.write(self._file, left) :]
         self._end += len(data)
-
-    def _sync(self) -> None:
-        os.fsync(self._file)
-        self._synced_s = time.monotonic()
 
     def _index(self) -> tuple[UInts, NDArray[np.intp]]:
         """Return keys in ascending order, and the number of the last record of each."""
@@ -249,33 +261,6 @@ Records: TypeAlias = Journal | HeldRecords
 
 def _checksum(key: int, prompt: int, body: bytes) -> int:
     return zlib.crc32(body, zlib.crc32(_CHECKED.pack(len(body), key, prompt)))
-
-
-def _records(file: int, path: Path) -> Iterator[tuple[int, Record | None]]:
-    """Yield where each whole record ends, and the record; first the end of the file's head, with None.
-
-    Raises OutputError for a file of another kind.
-    """
-    with os.fdopen(os.dup(file), "rb", buffering=_READ_BYTES) as reader:
-        reader.seek(0)
-        magic = reader.read(len(_MAGIC))
-        if not _MAGIC.startswith(magic):
-            raise OutputError(
-                what="this file is not the journal of a prediction, or its beginning is damaged",
-                where=str(path),
-                fix="restore it; or remove it, and what it held is made again",
-            )
-        if magic != _MAGIC:
-            return
-        end = len(_MAGIC)
-        yield end, None
-        while len(head := reader.read(_RECORD_HEAD.size)) == _RECORD_HEAD.size:
-            length, checksum, key, prompt = _RECORD_HEAD.unpack(head)
-            body = reader.read(length) if length <= _MOST_BODY_BYTES else b""
-            if len(body) != length or checksum != _checksum(key, prompt, body):
-                return
-            end += _RECORD_HEAD.size + length
-            yield end, Record(key=key, prompt=prompt, body=body)
 
 
 _SCORE = struct.Struct("<d")

@@ -91,13 +91,13 @@ def stream_tokens(
         chooser = NextToken(settings, seed=seed, device=device, constraint=constraint)
     model.eval()
     begin = partial(Passes, model, rows=1, pad_id=settings["pad_token_id"], device=device, precision=precision)
-    return _tokens(row, chooser, lambda columns: begin(columns=columns), frozenset(settings["eos_token_id"]), kept)
+    return _tokens(row, chooser, begin, frozenset(settings["eos_token_id"]), kept)
 
 
 def _tokens(
     row: Writing,
     chooser: NextToken,
-    begin: Callable[[int], Passes],
+    begin: Callable[..., Passes],
     end_ids: frozenset[int],
     kept: KeptCache | None,
 ) -> Generator[int, None, FinishReason]:
@@ -117,11 +117,14 @@ def _tokens(
         if kept is None:
             cache.clear()
     free_caches()
-    raise _no_room(len(row.tokens))
+    raise OutOfMemoryError(
+        what=f"memory runs out over a single response (after {len(row.tokens):,} tokens, the prompt's among them)",
+        fix="load the base in 4 bits (quantization.bits: 4), lower generation.max_new_tokens, or shorten the prompt",
+    )
 
 
 @torch.inference_mode()
-def _next(row: Writing, chooser: NextToken, cache: KeptCache, begin: Callable[[int], Passes]) -> int:
+def _next(row: Writing, chooser: NextToken, cache: KeptCache, begin: Callable[..., Passes]) -> int:
     """Choose the token that follows what has been written.
 
     The mode must not last across a `yield`: it would be the caller's, too.
@@ -140,13 +143,6 @@ def _columns(row: Writing, chooser: NextToken) -> int:
     return len(row.prompt) + chooser.max_new_tokens - 1
 
 
-def _no_room(num_tokens: int) -> OutOfMemoryError:
-    return OutOfMemoryError(
-        what=f"memory runs out over a single response (after {num_tokens:,} tokens, the prompt's among them)",
-        fix="load the base in 4 bits (quantization.bits: 4), lower generation.max_new_tokens, or shorten the prompt",
-    )
-
-
 _HEADROOM = 2  # so that a conversation is read again only each time that it has become twice as long
 
 
@@ -162,7 +158,7 @@ class KeptCache:
         self._passes: Passes | None = None
         self._tokens: list[int] = []  # whose keys and values are there
 
-    def read(self, prompt: Sequence[int], *, columns: int, begin: Callable[[int], Passes]) -> Tensor:
+    def read(self, prompt: Sequence[int], *, columns: int, begin: Callable[..., Passes]) -> Tensor:
         """Return logits [1, V] of what follows the prompt. columns: for it and its response; begin: makes a cache."""
         num_known = min(_num_in_common(self._tokens, prompt), len(prompt) - 1)  # the last token has to be read
         if self._passes is not None and num_known and columns <= self._passes.cache.columns:
@@ -172,7 +168,7 @@ class KeptCache:
         else:
             self.clear()
             roomy = _HEADROOM * columns if self._most_columns is None else min(_HEADROOM * columns, self._most_columns)
-            self._passes = begin(max(roomy, columns))
+            self._passes = begin(columns=max(roomy, columns))
             with self._pass() as passes:
                 passes.lay_out(columns=passes.cache.columns, end=len(prompt))
                 logits = passes.prefill([prompt])
