@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +149,9 @@ def equip(model: PreTrainedModel, config: Config, folder: ModelFolder, device: t
     attention = attention_choice(config.model_parameters.attn_implementation, model)
     trainer = config.trainer if trainable and isinstance(config.trainer, FinetuneTrainer) else None
     if trainer is not None and trainer.enable_gradient_checkpointing is True:  # without a plan, `auto` is off
-        _checkpoint_activations(model)
+        # transformers renamed the method; versions before that know only the older name.
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     if config.adapter is not None and (trainable or config.adapter.pretrained_adapter_weights is not None):
         model = cast(Any, add_adapter(model, config.adapter, seed=config.random_seed, trainable=trainable))
     head, choices = chunked_head(config.trainer.chunked_loss, model)
@@ -163,12 +165,6 @@ def equip(model: PreTrainedModel, config: Config, folder: ModelFolder, device: t
         row_dropout=drop_by_row(model, seed=config.random_seed) if by_row else None,
         choices=(*attention, *choices),
     )
-
-
-def _checkpoint_activations(model: PreTrainedModel) -> None:
-    # transformers renamed the method; versions before that know only the older name.
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
 
 
 _SHOWN = 3  # a message names this many weights
@@ -282,18 +278,27 @@ def _pretrained(folder: ModelFolder, *, dtype: torch.dtype | None, settings: dic
         **settings,
     )
     # transformers would draw both at random and go on.
-    missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
-    problems = []
-    if missing:
-        problems.append(_unfit(f"{_weights(len(missing))} missing: {_some(missing)}", folder))
-    if mismatched:
-        shapes = [f"{name} is {_shape(there)}, not {_shape(wanted)}" for name, there, wanted in mismatched]
-        problems.append(
-            _unfit(f"{_weights(len(mismatched))} of another shape than config.json says: {_some(shapes)}", folder)
+    shapes = [
+        f"{name} is {'×'.join(map(str, there))}, not {'×'.join(map(str, wanted))}"
+        for name, there, wanted in sorted(report["mismatched_keys"])
+    ]
+    misfits = {"missing": sorted(report["missing_keys"]), "of another shape than config.json says": shapes}
+    problems = [
+        Problem(
+            what=f"{format_count(len(names), *_WEIGHTS)} {wrong}: {_some(names)}",
+            where=folder.name,
+            expected="weights that match config.json",
+            fix="copy the folder again, or check that it holds a causal language model",
         )
+        for wrong, names in misfits.items()
+        if names
+    ]
     if problems:
         raise ModelError(*problems)
     return model
+
+
+_WEIGHTS = ("weight of the base model is", "weights of the base model are")
 
 
 def _beyond_range(beyond: Mapping[str, float], dtype: torch.dtype, folder: ModelFolder) -> Problem:
@@ -306,25 +311,8 @@ def _beyond_range(beyond: Mapping[str, float], dtype: torch.dtype, folder: Model
     )
 
 
-def _unfit(what: str, folder: ModelFolder) -> Problem:
-    return Problem(
-        what=what,
-        where=folder.name,
-        expected="weights that match config.json",
-        fix="copy the folder again, or check that it holds a causal language model",
-    )
-
-
-def _weights(count: int) -> str:
-    return format_count(count, "weight of the base model is", "weights of the base model are")
-
-
 def _some(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
-
-
-def _shape(shape: Iterable[int]) -> str:
-    return "×".join(map(str, shape))
 
 
 def _too_large(folder: ModelFolder, device: torch.device, quantization: QuantizationConfig | None) -> Problem:
@@ -380,23 +368,15 @@ def chunked_head(setting: bool | Literal["auto"], model: nn.Module) -> tuple[Log
     found = logit_head(model)
     if isinstance(found, NoLogitHead):
         if setting is True:
-            raise ConfigError(_not_in_chunks(found.reason))
+            what = f"{_KEY} is true, which this model does not allow: {found.reason}"
+            raise ConfigError(what=what, where=_KEY, fix=f"set {_KEY}: auto")
         return None, (Choice(key=_KEY, value=False, reason=found.reason),)
     if setting is True:
         return found, ()
-    return found, (Choice(key=_KEY, value=True, reason=_size_of_chunks(found)),)
-
-
-def _size_of_chunks(head: LogitHead) -> str:
-    vocabulary_size, weight = head.projection.out_features, head.projection.weight
+    vocabulary_size, weight = found.projection.out_features, found.projection.weight
     rows = chunk_rows(vocabulary_size, head_trains=weight.requires_grad)
-    return f"logits of {rows:,} tokens at a time take {format_bytes(4 * rows * vocabulary_size)}"
-
-
-def _not_in_chunks(reason: str) -> Problem:
-    return Problem(
-        what=f"{_KEY} is true, which this model does not allow: {reason}", where=_KEY, fix=f"set {_KEY}: auto"
-    )
+    reason = f"logits of {rows:,} tokens at a time take {format_bytes(4 * rows * vocabulary_size)}"
+    return found, (Choice(key=_KEY, value=True, reason=reason),)
 
 
 @contextmanager

@@ -35,7 +35,9 @@ def merge_adapter(model: PeftModel, *, dtype: torch.dtype) -> PreTrainedModel:
             base.set_submodule(name, _merged(layer, adapter, dtype))
         del layers
         _cast_parameters(base, dtype)
-    _forget_quantization(base)
+    quantizer = getattr(base, "hf_quantizer", None)
+    if quantizer is not None:  # else it would not be saved as a plain model
+        quantizer.remove_quantization_config(base)
     return base
 
 
@@ -188,14 +190,6 @@ def _cast_parameters(base: PreTrainedModel, dtype: torch.dtype) -> None:
         if weight.is_floating_point() and weight.dtype != wanted:
             weight.data = weight.data.to(wanted)
         weight.requires_grad_(False)
-
-
-def _forget_quantization(base: PreTrainedModel) -> None:
-    """Remove what transformers notes on a quantised model, so that it is saved as a plain one."""
-    model: Any = base
-    if getattr(model, "hf_quantizer", None) is None:
-        return
-    model.hf_quantizer.remove_quantization_config(model)
 
 
 def _is_quantised(layer: nn.Module) -> bool:

@@ -35,8 +35,8 @@ _VERBS = {True: "`brim train`", False: "`brim predict`"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Need:
     setting: str  # "trainer.optimizer.type: paged_adamw"
-    package: str = ""  # to import
-    install: str = ""
+    package: str  # to import
+    install: str
     cuda: bool = False
     instead: str
     trains: bool = True  # else it is for predictions
@@ -105,16 +105,15 @@ def notes_on_this_machine(config: Config) -> list[str]:
     """
     notes: list[str] = []
     for need in _needs(config):
-        if need.package and importlib.util.find_spec(need.package) is None:
+        if importlib.util.find_spec(need.package) is None:
             why = f"needs the package {need.package}, which is not installed here ({need.install})"
-        elif need.cuda and (reason := why_no_cuda()):
-            why = f"needs a CUDA device, and there is none here: {reason}"
-        elif need.cuda:
-            notes.append(
-                f"{need.setting} needs a CUDA device; a check loads no torch and cannot tell whether one is here"
-            )
+        elif not need.cuda:
             continue
+        elif reason := why_no_cuda():
+            why = f"needs a CUDA device, and there is none here: {reason}"
         else:
+            unknown = "needs a CUDA device; a check loads no torch and cannot tell whether one is here"
+            notes.append(f"{need.setting} {unknown}")
             continue
         stops = f"{need.setting} {why}; {_VERBS[need.trains]} stops at it on this machine: {need.instead}"
         notes.append(warning(stops, topic="machine"))

@@ -24,26 +24,15 @@ from brim.models.folders.untrusted import read_json, require_plain_files
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-# Our keys, with the names that PEFT gives them.
-_NAMES = {
-    "r": "r",
-    "alpha": "lora_alpha",
-    "dropout": "lora_dropout",
-    "bias_type": "bias",
-    "target_modules": "target_modules",
-    "use_rslora": "use_rslora",
-    "use_dora": "use_dora",
-}
-
-
-_PEFT_DEFAULTS: Mapping[str, Any] = {
-    "r": 8,
-    "lora_alpha": 8,
-    "lora_dropout": 0.0,
-    "bias": "none",
-    "target_modules": None,
-    "use_rslora": False,
-    "use_dora": False,
+# Our keys, with the names that PEFT gives them, and its defaults.
+_OF_PEFT: Mapping[str, tuple[str, Any]] = {
+    "r": ("r", 8),
+    "alpha": ("lora_alpha", 8),
+    "dropout": ("lora_dropout", 0.0),
+    "bias_type": ("bias", "none"),
+    "target_modules": ("target_modules", None),
+    "use_rslora": ("use_rslora", False),
+    "use_dora": ("use_dora", False),
 }
 
 
@@ -94,7 +83,7 @@ def continued(settings: LoraConfig) -> LoraConfig:
     assert settings.pretrained_adapter_weights is not None, "there is an adapter to continue"
     adapter = open_adapter(settings.pretrained_adapter_weights)
     require_same(settings, adapter)
-    update = {key: getattr(adapter.settings, key) for key in _NAMES if key not in settings.model_fields_set}
+    update = {key: getattr(adapter.settings, key) for key in _OF_PEFT if key not in settings.model_fields_set}
     if _local(adapter.name) is not None:
         update["pretrained_adapter_weights"] = str(adapter.path)
     return settings.model_copy(update=update)
@@ -107,7 +96,7 @@ def require_same(settings: LoraConfig, adapter: AdapterFolder) -> None:
     """
     given, own = settings.model_fields_set, adapter.settings
     problems = []
-    for key in _NAMES:
+    for key in _OF_PEFT:
         wanted, there = getattr(settings, key), getattr(own, key)
         if key == "alpha" and wanted is None:
             wanted = 2 * (settings.r if "r" in given else own.r)
@@ -142,15 +131,14 @@ def _own_settings(path: Path, name: str) -> LoraConfig:
     except ModelError as error:
         raise ModelError(unusable(name, error.problems[0].what)) from None
     _require_known(values, name)
-    own = {key: values.get(theirs, _PEFT_DEFAULTS[theirs]) for key, theirs in _NAMES.items()}
+    own = {key: values.get(theirs, default) for key, (theirs, default) in _OF_PEFT.items()}
     if isinstance(own["alpha"], float) and own["alpha"].is_integer():
         own["alpha"] = int(own["alpha"])
     try:
         settings = LoraConfig.model_validate({"type": "lora", **own})
     except ValidationError as error:
         key = str(error.errors()[0]["loc"][0])
-        why = f"{_NAMES.get(key, key)} in {CONFIG} is {_short(own.get(key))}"
-        raise ModelError(unusable(name, why)) from None
+        raise ModelError(unusable(name, f"{_OF_PEFT[key][0]} in {CONFIG} is {_short(own[key])}")) from None
     _require_ranks(path / WEIGHTS, values, settings.r, name)
     return settings
 
@@ -160,14 +148,10 @@ def _require_known(values: dict[str, Any], name: str) -> None:
     kind = values.get("peft_type")
     if kind != "LORA":
         raise ModelError(unusable(name, f"peft_type in {CONFIG} is {_short(kind)}, not LORA"))
-    given = {key: value for key, value in values.items() if value not in (None, False, "", [], {})}
-    reaching = sorted(key for key in given if _reaches_out(key) and given[key] != _HARMLESS_DEFAULTS.get(key))
-    unknown = sorted(
-        key
-        for key in given
-        if key not in _ALLOWED and not _reaches_out(key) and given[key] != _HARMLESS_DEFAULTS.get(key)
-    )
-    misfits = sorted(key for key in given if key in _ALLOWED and not _ALLOWED[key](given[key]))
+    given = {key: value for key, value in sorted(values.items()) if value not in (None, False, "", [], {})}
+    strange = [key for key in given if key not in _ALLOWED and given[key] != _HARMLESS_DEFAULTS.get(key)]
+    reaching, unknown = ([key for key in strange if _reaches_out(key) is reaches] for reaches in (True, False))
+    misfits = [key for key in given if key in _ALLOWED and not _ALLOWED[key](given[key])]
     problems = [
         Problem(
             what=f"the adapter has settings that {what}: {_some(keys)}",

@@ -111,66 +111,16 @@ def locate(
     questions about the architecture alone, no tokenizer either, and the path of the config.json itself will do.
     Raises ModelError, naming all that is missing, what the folder may not ask for, and what to do.
     """
-    local = local_path(base_model)
-    if config_only and local is not None and local.name == "config.json" and local.is_file():
-        local = local.parent
-    if local is not None and local.is_dir():
-        path = local.resolve()
-        name, has_weights = str(path), any((path / file).is_file() for file in _WEIGHT_FILES)
-    elif local is None or _looks_like_a_path(base_model):
-        raise ModelError(_no_such_folder(base_model, local))
-    else:
-        path = _from_hub(base_model)
-        name, has_weights = base_model, True
-    needs_weights = initialize == "pretrained" and not config_only
-    return _read(
-        path,
-        name=name,
-        has_weights=has_weights,
-        needs_weights=needs_weights,
-        trust_remote_code=trust_remote_code,
-        config_only=config_only,
-    )
-
-
-def context_length(config: dict[str, Any]) -> int | None:
-    """Read from config.json how many tokens the architecture's positions reach; None where it states no limit."""
-    nested = config.get("text_config")
-    for section in (config, nested if isinstance(nested, dict) else {}):
-        for key in _CONTEXT_KEYS:
-            if isinstance(section.get(key), int) and section[key] > 0:
-                return int(section[key])
-    return None
-
-
-def local_path(name: str) -> Path | None:
-    """Return the path that the name may stand for; None where no file can have this name."""
-    try:
-        path = Path(name).expanduser()
-        path.exists()
-    except (OSError, ValueError, RuntimeError):  # too long, a NUL byte, the home of a user who is not there
-        return None
-    return path
-
-
-def _read(
-    path: Path,
-    *,
-    name: str,
-    has_weights: bool,
-    needs_weights: bool,
-    trust_remote_code: bool,
-    config_only: bool,
-) -> ModelFolder:
+    path, name, has_weights = _found(base_model, config_only=config_only)
     require_plain_files(path)
-    problems: list[Problem] = []
     config: dict[str, Any] = {}
+    problems: list[Problem] = []
     try:
         config = _read_config(path)
     except ModelError as error:
         problems += error.problems
     problems += refusals(path, config, name=name, trust_remote_code=trust_remote_code, config_only=config_only)
-    if needs_weights and not has_weights:
+    if initialize == "pretrained" and not config_only and not has_weights:
         problems.append(_no_weights(path))
     if not config_only and not any((path / file).is_file() for file in _TOKENIZER_FILES):
         problems.append(
@@ -201,6 +151,39 @@ def _read(
         tokenizer_file=tokenizer_file if tokenizer_file.is_file() else None,
         has_weights=has_weights,
     )
+
+
+def _found(base_model: str, *, config_only: bool) -> tuple[Path, str, bool]:
+    """Return the folder, what from_pretrained takes for it, and whether it has weights."""
+    local = local_path(base_model)
+    if config_only and local is not None and local.name == "config.json" and local.is_file():
+        local = local.parent
+    if local is not None and local.is_dir():
+        path = local.resolve()
+        return path, str(path), any((path / file).is_file() for file in _WEIGHT_FILES)
+    if local is None or _looks_like_a_path(base_model):
+        raise ModelError(_no_such_folder(base_model, local))
+    return _from_hub(base_model), base_model, True
+
+
+def context_length(config: dict[str, Any]) -> int | None:
+    """Read from config.json how many tokens the architecture's positions reach; None where it states no limit."""
+    nested = config.get("text_config")
+    for section in (config, nested if isinstance(nested, dict) else {}):
+        for key in _CONTEXT_KEYS:
+            if isinstance(section.get(key), int) and section[key] > 0:
+                return int(section[key])
+    return None
+
+
+def local_path(name: str) -> Path | None:
+    """Return the path that the name may stand for; None where no file can have this name."""
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL byte, the home of a user who is not there
+        return None
+    return path
 
 
 def _read_config(path: Path) -> dict[str, Any]:
