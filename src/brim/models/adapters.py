@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from brim.config import Choice
 from brim.config.schema import LoraConfig
-from brim.errors import ModelError, Problem
+from brim.errors import ModelError
 from brim.models.folders import WEIGHTS, AdapterFolder, differs, open_adapter, require_same, unusable
 from brim.models.needs import experts_with_dropout
 from brim.models.quantization import require_bitsandbytes
@@ -62,20 +62,21 @@ def is_adapted(model: nn.Module) -> bool:
 def _new(model: PreTrainedModel, settings: LoraConfig) -> PeftModel:
     import peft
 
+    targets = settings.target_modules
     lora = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.r,
         lora_alpha=settings.alpha if settings.alpha is not None else 2 * settings.r,
         lora_dropout=settings.dropout,
         bias=settings.bias_type,
-        target_modules=_as_peft(settings.target_modules),
+        target_modules=targets if isinstance(targets, str | None) else list(targets),
         use_rslora=settings.use_rslora,
         use_dora=settings.use_dora,
         init_lora_weights=True if settings.init_lora_weights in (True, "default") else settings.init_lora_weights,
     )
     try:
-        if isinstance(settings.target_modules, str):
-            re.compile(settings.target_modules)
+        if isinstance(targets, str):
+            re.compile(targets)
         with warnings.catch_warnings():
             # GPT-2's layers are transposed; PEFT notices that and does what is right.
             warnings.filterwarnings("ignore", message=".*fan_in_fan_out", category=UserWarning)
@@ -84,9 +85,10 @@ def _new(model: PreTrainedModel, settings: LoraConfig) -> PeftModel:
     except (ValueError, re.error) as error:
         if "lora_dropout" in str(error):
             raise ModelError(experts_with_dropout(settings.dropout)) from error
+        last_names = [name.rsplit(".", 1)[-1] for name, each in model.named_modules() if _is_linear(each)]
         raise ModelError(
             what=f"adapter.target_modules: {str(error).splitlines()[0]}",
-            expected="names of linear layers of this model: " + ", ".join(_linear_layer_names(model)),
+            expected=f"names of linear layers of this model: {', '.join(dict.fromkeys(last_names))}",
             fix="set adapter.target_modules to some of them, or to all-linear",
         ) from error
     trained = [name for name, weight in adapted.named_parameters() if weight.requires_grad]
@@ -178,16 +180,6 @@ def _biases_in_fp32(adapted: PeftModel, names: list[str]) -> list[tuple[str, nn.
     return [(name, cast(nn.Parameter, adapted.get_parameter(name))) for name in names]
 
 
-def _as_peft(target_modules: object) -> object:
-    return list(target_modules) if isinstance(target_modules, (list, tuple)) else target_modules
-
-
-def _linear_layer_names(model: nn.Module) -> list[str]:
-    """Return the distinct last names of linear layers, in the order of the model."""
-    names = [name.rsplit(".", 1)[-1] for name, each in model.named_modules() if _is_linear(each)]
-    return list(dict.fromkeys(names))
-
-
 def _is_linear(module: nn.Module) -> bool:
     from transformers.pytorch_utils import Conv1D  # what GPT-2 is made of
 
@@ -264,7 +256,7 @@ class RowDropout:
         rows = self._rows
         assert rows is not None, "the rows are set before the forward pass (RowDropout.of_rows)"
         if x.ndim != 3 or x.shape[:2] != (len(rows.lengths), max(rows.lengths)):
-            raise ModelError(_not_by_row(layer.name, x, rows))
+            raise _not_by_row(layer.name, x, rows)
         num_features = x.shape[2]
         random = torch.zeros((*x.shape[:2], -(-num_features // 4)), dtype=torch.int64, device=x.device)
         generator = self._generator(x.device)
@@ -327,8 +319,8 @@ def _mixed(number: int) -> int:
     return number ^ (number >> 31)
 
 
-def _not_by_row(name: str, x: Tensor, rows: _Rows) -> Problem:
-    return Problem(
+def _not_by_row(name: str, x: Tensor, rows: _Rows) -> ModelError:
+    return ModelError(
         what=f"trainer.dropout_by_row: the adapter's layer {name} sees {list(x.shape)}, not rows of tokens",
         expected=f"{len(rows.lengths)} × {max(rows.lengths)} × features: rows × tokens × features",
         fix="set trainer.dropout_by_row: false or adapter.dropout: 0, or leave the layer out of adapter.target_modules",

@@ -99,9 +99,6 @@ def _plain(original: nn.Module, weight: Tensor, dtype: torch.dtype) -> nn.Module
     """Return a layer of the architecture's own kind, with this weight [out, in] and the original's bias."""
     from transformers.pytorch_utils import Conv1D
 
-    if isinstance(original, nn.Embedding):
-        original.weight = _frozen(weight.T, dtype)
-        return original
     if not _is_quantised(original):
         original.weight = _frozen(weight.T if _is_transposed(original) else weight, dtype)
         return original

@@ -125,21 +125,32 @@ def with_stored_quantization(config: Config, folder: ModelFolder) -> Config:
     Raises ModelError where the folder is quantised otherwise than the configuration says, or by another library.
     """
     if folder.comes_in_mxfp4 and config.initialize != "random" and config.quantization is not None:
-        raise ModelError(_twice(config.quantization, folder))
+        raise ModelError(
+            what=f"quantization.bits is {config.quantization.bits}, and the base model's experts are stored in mxfp4, "
+            "which is dequantised as it is loaded",
+            where=folder.name,
+            expected="no quantization: bitsandbytes takes linear layers alone, and the experts' weights are in none",
+            fix="take quantization out of the configuration; where 16 bits are too much, choose a smaller base model",
+        )
     if not folder.is_quantised or config.initialize == "random":
         return config
     stored = _stored(folder)
     given = config.quantization
     if given is None:
         return config.model_copy(update={"quantization": stored})
+    own = {key: getattr(given, key) for key in given.model_fields_set}
     differing = [
-        key
+        Problem(
+            what=f"quantization.{key} is {str(own[key]).lower()}, and the base model's weights are stored with "
+            f"{str(getattr(stored, key)).lower()}",
+            where=folder.name,
+            fix=f"take quantization.{key} out of the configuration, or start from weights that are not quantised",
+        )
         for key in (_STORED if stored.bits == 4 else ("bits",))
-        if key in given.model_fields_set and getattr(given, key) != getattr(stored, key)
+        if key in own and own[key] != getattr(stored, key)
     ]
     if differing:
-        raise ModelError(*(_differs(key, given, stored, folder) for key in differing))
-    own = {key: getattr(given, key) for key in given.model_fields_set}
+        raise ModelError(*differing)
     return config.model_copy(update={"quantization": stored.model_copy(update=own)})
 
 
@@ -247,22 +258,3 @@ def _stored(folder: ModelFolder) -> QuantizationConfig:
         return QuantizationConfig(bits=8, llm_int8_threshold=float(stored.get("llm_int8_threshold", 6.0)))
     double = bool(stored.get("bnb_4bit_use_double_quant", False))
     return QuantizationConfig(bits=4, bnb_4bit_use_double_quant=double, bnb_4bit_quant_type=kind)
-
-
-def _twice(given: QuantizationConfig, folder: ModelFolder) -> Problem:
-    return Problem(
-        what=f"quantization.bits is {given.bits}, and the base model's experts are stored in mxfp4, which is "
-        "dequantised as it is loaded",
-        where=folder.name,
-        expected="no quantization: bitsandbytes takes linear layers alone, and the experts' weights are in none",
-        fix="take quantization out of the configuration; where 16 bits are too much, choose a smaller base model",
-    )
-
-
-def _differs(key: str, given: QuantizationConfig, stored: QuantizationConfig, folder: ModelFolder) -> Problem:
-    wanted, there = (str(getattr(section, key)).lower() for section in (given, stored))
-    return Problem(
-        what=f"quantization.{key} is {wanted}, and the base model's weights are stored with {there}",
-        where=folder.name,
-        fix=f"take quantization.{key} out of the configuration, or start from weights that are not quantised",
-    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -34,9 +34,9 @@ class LabelConstraint:
         """Take labels, which `label_tokens` gives, and end_ids, the tokens that end a response."""
         assert end_ids, "a response ends"
         self._end = (end_ids[0],)
-        whole = {form for forms in labels.values() for form in forms}
+        whole = dict.fromkeys(form for forms in labels.values() for form in forms)
         following: dict[tuple[int, ...], dict[int, None]] = {}
-        for form in (form for forms in labels.values() for form in forms):
+        for form in whole:
             for number, token in enumerate(form):
                 following.setdefault(form[:number], {})[token] = None
         self._following = {
@@ -126,9 +126,7 @@ class NextToken:
     def _looked_back(self, scores: Tensor, row: Writing) -> Tensor:
         if row.position not in self._of_row:
             self._of_row[row.position] = _of_one(self._settings, row.prompt, self._device)
-        seen = torch.tensor([row.tokens], device=self._device)
-        looked_back: Tensor = self._of_row[row.position](seen, scores)
-        return looked_back
+        return cast(Tensor, self._of_row[row.position](torch.tensor([row.tokens], device=self._device), scores))
 
     def _only_allowed(self, scores: Tensor, rows: Sequence[Writing]) -> Tensor:
         assert self._constraint is not None, "asked before"
