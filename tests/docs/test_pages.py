@@ -98,7 +98,7 @@ def test_figures_are_those_of_the_code():
         ("categories", f"{characters_within(r'.*x', MAX_STEPS):,} with one such repeat"),
         ("categories", f"{characters_within(r'.*x.*', MAX_STEPS):,} with two"),
         ("data", f"The first {format_bytes(HEAD_BYTES).replace('.0', '')} decide"),
-        ("engines", f"tiny models of {len({name for name, _ in FAMILIES.values()})} families"),
+        ("engines", f"tiny models of {len({family.partition(' ')[0] for family in FAMILIES})} families"),
         ("finding-a-batch-size", f"at most {words[MOST_CORRECTIONS]} times"),
         ("planning", f"After {FIRST_WAIT_STEPS} clean steps in a row"),
         ("prompting", as_sample("größe")),

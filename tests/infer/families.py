@@ -36,103 +36,70 @@ _DEEPSEEK = {
     "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
     "first_k_dense_replace": 1,
 }  # fmt: skip
-_JAMBA = {
-    "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
-    "expert_layer_offset": 1, "mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False,
+# By transformers' name, or that and a variant's; own keys.
+FAMILIES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("phi", "gpt_neox", "persimmon", "biogpt"), _COMMON),
+    **dict.fromkeys(("stablelm", "olmo", "olmo2", "cohere", "granite", "nemotron"), _TWO),
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "gemma", "glm", "glm4", "smollm3", "helium", "arcee"), _GROUPED),
+    **dict.fromkeys(("ernie4_5", "seed_oss"), _GROUPED),
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "openai-gpt"), _OF_GPT2),
+    "gptj": {**_OF_GPT2, "rotary_dim": 4},
+    "codegen": {**_OF_GPT2, "rotary_dim": 4},
+    "olmo3": {**_TWO, **_SLIDES},
+    "cohere2": {**_TWO, **_SLIDES},
+    "mistral": {**_GROUPED, "sliding_window": 6},
+    "mixtral": {**_GROUPED, **_LOCAL_EXPERTS, "sliding_window": None},
+    "qwen2_moe": {**_GROUPED, **_EXPERTS, **_SIZE_OF_EXPERTS},
+    "qwen3_moe": {**_GROUPED, **_EXPERTS, "moe_intermediate_size": 16},
+    "gemma2": {**_GROUPED, "sliding_window": 6, "query_pre_attn_scalar": 8},
+    "gemma3_text": {**_GROUPED, **_SLIDES, "query_pre_attn_scalar": 8},
+    "phi3": {**_TWO, "sliding_window": 7, "original_max_position_embeddings": 128},
+    "gpt_neo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 6},
+    "gpt_neox_japanese": {"intermediate_multiple_size": 2},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.4},
+    "bloom": {"n_layer": 2, "n_head": 4},
+    "falcon rotary": {"alibi": False, "new_decoder_architecture": True, "num_kv_heads": 2},
+    "falcon multi-query": {"alibi": False, "multi_query": True},
+    "falcon alibi": {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128},
+    "starcoder2": {**_TWO, "sliding_window": 6},
+    "olmoe": {**_TWO, **_EXPERTS},
+    "granitemoe": {**_TWO, **_LOCAL_EXPERTS},
+    "xglm": {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "init_std": 0.4},
+    "ctrl": {"n_embd": 32, "n_layer": 2, "n_head": 4, "dff": 48, "n_positions": 128},
+    "exaone4": {**_GROUPED, **_SLIDES},
+    "gpt_oss": {**_GROUPED, **_LOCAL_EXPERTS, **_SLIDES},
+    "deepseek_v2": {**_DEEPSEEK, "q_lora_rank": None},
+    "deepseek_v3": {**_DEEPSEEK, "q_lora_rank": 8},
+    "mamba": {"state_size": 4, "use_mambapy": False},
+    "mamba2": {"state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 4},
+    "falcon_mamba": {"state_size": 4},
+    "rwkv": {"attention_hidden_size": 32},
+    "recurrent_gemma": {
+        "attention_window_size": 6, "num_key_value_heads": 1, "lru_width": 32, "num_hidden_layers": 3,
+    },
+    "jamba": {
+        **_TWO, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
+        "expert_layer_offset": 1, "mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False,
+    },
+    "bamba": {**_TWO, **_MAMBA, "attn_layer_indices": [1]},
+    "granitemoehybrid": {
+        **_TWO, **_MAMBA, **_ONE_EXPERT, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 16,
+    },
+    "falcon_h1": {**_GROUPED, **_MAMBA, "mamba_d_ssm": 64},
+    "lfm2": {
+        **_TWO, "layer_types": ["conv", "full_attention"], "block_ff_dim": 48, "block_auto_adjust_ff_dim": False,
+    },
+    "qwen3_next": {
+        **_GROUPED, **_SIZE_OF_EXPERTS, "layer_types": ["linear_attention", "full_attention"],
+        "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "num_experts": 2, "num_experts_per_tok": 1,
+    },
+    "minimax": {**_GROUPED, **_ONE_EXPERT, "layer_types": ["linear_attention", "full_attention"], "block_size": 4},
 }  # fmt: skip
-_QWEN3_NEXT = {
-    "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_experts": 2, "num_experts_per_tok": 1,
-}  # fmt: skip
-
-# family -> (name of its classes, keys of its own)
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", _GROUPED),
-    "mistral": ("Mistral", {**_GROUPED, "sliding_window": 6}),
-    "mixtral": ("Mixtral", {**_GROUPED, **_LOCAL_EXPERTS, "sliding_window": None}),
-    "qwen2": ("Qwen2", _GROUPED),
-    "qwen2_moe": ("Qwen2Moe", {**_GROUPED, **_EXPERTS, **_SIZE_OF_EXPERTS}),
-    "qwen3": ("Qwen3", _GROUPED),
-    "qwen3_moe": ("Qwen3Moe", {**_GROUPED, **_EXPERTS, "moe_intermediate_size": 16}),
-    "gemma": ("Gemma", _GROUPED),
-    "gemma2": ("Gemma2", {**_GROUPED, "sliding_window": 6, "query_pre_attn_scalar": 8}),
-    "gemma3": ("Gemma3", {**_GROUPED, **_SLIDES, "query_pre_attn_scalar": 8}),
-    "phi": ("Phi", {}),
-    "phi3": ("Phi3", {**_TWO, "sliding_window": 7, "original_max_position_embeddings": 128}),
-    "gpt2": ("GPT2", _OF_GPT2),
-    "gpt_bigcode": ("GPTBigCode", _OF_GPT2),
-    "gpt_neo": (
-        "GPTNeo",
-        {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 6},
-    ),
-    "gpt_neox": ("GPTNeoX", {}),
-    "gpt_neox_japanese": ("GPTNeoXJapanese", {"intermediate_multiple_size": 2}),
-    "gptj": ("GPTJ", {**_OF_GPT2, "rotary_dim": 4}),
-    "codegen": ("CodeGen", {**_OF_GPT2, "rotary_dim": 4}),
-    "opt": ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.4}),
-    "bloom": ("Bloom", {"n_layer": 2, "n_head": 4}),
-    "falcon_rotary": ("Falcon", {"alibi": False, "new_decoder_architecture": True, "num_kv_heads": 2}),
-    "falcon_multi_query": ("Falcon", {"alibi": False, "multi_query": True}),
-    "falcon_alibi": (
-        "Falcon",
-        {"alibi": True, "multi_query": False, "new_decoder_architecture": False, "parallel_attn": False, "bias": True},
-    ),
-    "mpt": ("Mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}),
-    "stablelm": ("StableLm", _TWO),
-    "starcoder2": ("Starcoder2", {**_TWO, "sliding_window": 6}),
-    "olmo": ("Olmo", _TWO),
-    "olmo2": ("Olmo2", _TWO),
-    "olmo3": ("Olmo3", {**_TWO, **_SLIDES}),
-    "olmoe": ("Olmoe", {**_TWO, **_EXPERTS}),
-    "cohere": ("Cohere", _TWO),
-    "cohere2": ("Cohere2", {**_TWO, **_SLIDES}),
-    "granite": ("Granite", _TWO),
-    "granitemoe": ("GraniteMoe", {**_TWO, **_LOCAL_EXPERTS}),
-    "persimmon": ("Persimmon", {}),
-    "biogpt": ("BioGpt", {}),
-    "xglm": ("XGLM", {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "init_std": 0.4}),
-    "ctrl": ("CTRL", {"n_embd": 32, "n_layer": 2, "n_head": 4, "dff": 48, "n_positions": 128}),
-    "openai_gpt": ("OpenAIGPT", _OF_GPT2),
-    "glm": ("Glm", _GROUPED),
-    "glm4": ("Glm4", _GROUPED),
-    "smollm3": ("SmolLM3", _GROUPED),
-    "exaone4": ("Exaone4", {**_GROUPED, **_SLIDES}),
-    "nemotron": ("Nemotron", _TWO),
-    "helium": ("Helium", _GROUPED),
-    "arcee": ("Arcee", _GROUPED),
-    "ernie4_5": ("Ernie4_5", _GROUPED),
-    "seed_oss": ("SeedOss", _GROUPED),
-    "gpt_oss": ("GptOss", {**_GROUPED, **_LOCAL_EXPERTS, **_SLIDES}),
-    "deepseek_v2": ("DeepseekV2", {**_DEEPSEEK, "q_lora_rank": None}),
-    "deepseek_v3": ("DeepseekV3", {**_DEEPSEEK, "q_lora_rank": 8}),
-    "mamba": ("Mamba", {"state_size": 4, "use_mambapy": False}),
-    "mamba2": ("Mamba2", {"state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 4}),
-    "falcon_mamba": ("FalconMamba", {"state_size": 4}),
-    "rwkv": ("Rwkv", {"attention_hidden_size": 32}),
-    "recurrent_gemma": (
-        "RecurrentGemma",
-        {"attention_window_size": 6, "num_key_value_heads": 1, "lru_width": 32, "num_hidden_layers": 3},
-    ),
-    "jamba": ("Jamba", {**_TWO, **_JAMBA}),
-    "bamba": ("Bamba", {**_TWO, **_MAMBA, "attn_layer_indices": [1]}),
-    "granitemoehybrid": (
-        "GraniteMoeHybrid",
-        {**_TWO, **_MAMBA, **_ONE_EXPERT, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 16},
-    ),
-    "falcon_h1": ("FalconH1", {**_GROUPED, **_MAMBA, "mamba_d_ssm": 64}),
-    "lfm2": (
-        "Lfm2",
-        {**_TWO, "layer_types": ["conv", "full_attention"], "block_ff_dim": 48, "block_auto_adjust_ff_dim": False},
-    ),
-    "qwen3_next": ("Qwen3Next", {**_GROUPED, **_QWEN3_NEXT, **_SIZE_OF_EXPERTS}),
-    "minimax": (
-        "MiniMax",
-        {**_GROUPED, **_ONE_EXPERT, "layer_types": ["linear_attention", "full_attention"], "block_size": 4},
-    ),
-}
 # Keep a state other than keys and values, or nothing, so that transformers' `generate` writes for them.
 RECURRENT = {
-    *("openai_gpt", "mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba", "bamba"),
+    *("openai-gpt", "mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba", "bamba"),
     *("granitemoehybrid", "falcon_h1", "lfm2", "qwen3_next", "minimax"),
 }
 # Of them, those whose batches are wrong: transformers' RWKV mixes up states and reads padding, its MiniMax reads padding.
@@ -151,14 +118,11 @@ ON_CPU: dict[str, Any] = {"device": torch.device("cpu"), "precision": precision(
 
 def build(family: str) -> Any:
     """The family's model in fp32, in eval mode; always the same."""
-    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    name, own = FAMILIES[family]
-    configuration = getattr(transformers, f"{name}TextConfig", None) if name == "Gemma3" else None
-    configuration = configuration or getattr(transformers, f"{name}Config")
-    model_class = getattr(transformers, f"{name}ForCausalLM", None) or getattr(transformers, f"{name}LMHeadModel")
+    configuration = AutoConfig.for_model(family.partition(" ")[0], **{**_COMMON, **FAMILIES[family]})
     torch.manual_seed(0)
-    return model_class(configuration(**{**_COMMON, **own})).eval()
+    return AutoModelForCausalLM.from_config(configuration).eval()
 
 
 def rows_of(

@@ -65,7 +65,7 @@ def test_batches_equal_one_row_alone(model, prompts, pooling):
     np.testing.assert_allclose(unit, found["last"] / np.linalg.norm(found["last"], axis=1, keepdims=True), rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["openai_gpt", "bloom", "gemma2", "opt", "mamba"])
+@pytest.mark.parametrize("family", ["openai-gpt", "bloom", "gemma2", "opt", "mamba"])
 def test_padding_changes_nothing_in_other_families_either(family):
     """Positions, windows, slopes and states: what stands behind a row's tokens has no part in any of them."""
     other, rows = build(family), rows_of([3, 60, 9, 1, 31, 9, 2, 44, 17, 5, 28])
