@@ -144,8 +144,6 @@ def figure(folders: Mapping[str, Path], shape: Shape) -> Figure:
             num_steps=0,
             phases=("generate",),
             device="cpu",
-            records=False,
-            snapshot=None,
         ),
         RETURNED_AT_ONCE,
     )

@@ -143,8 +143,6 @@ class Bench:
             num_steps=NUM_STEPS,
             phases=("train",),
             device="cpu",
-            records=False,
-            snapshot=None,
         )
         report = measured_alone(request, environment)
         foretold = train_peaks(settings, [(shape.rows, shape.tokens)] * NUM_STEPS, {"name": "cpu"})

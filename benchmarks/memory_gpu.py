@@ -176,8 +176,6 @@ def _request(case: Case, base: Path, config: Mapping[str, Any], device: str) -> 
         num_steps=case.num_steps,
         phases=("train",) if case.does == "train" else ("evaluate", "generate"),
         device=device,
-        records=case.records,
-        snapshot=None,
     )
 
 

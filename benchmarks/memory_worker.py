@@ -10,22 +10,29 @@ import bisect
 import gc
 import gzip
 import json
+import re
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from brim.errors import BrimError
 from brim.memory.events import EventStream, Place
 from brim.workflows.measure.messages import Request, of_json
-from brim.workflows.measure.record import Meter, Recorder, allocator_record, meter_of
-from brim.workflows.measure.work import run_on, tiny
+from brim.workflows.measure.record import meter_of
+from brim.workflows.measure.work import load_bench, tiny
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)(?:\.|$)")
 
 _COUNTERS = ("allocated_bytes.all", "reserved_bytes.all", "active_bytes.all", "inactive_split_bytes.all", "segment.all")
 
@@ -37,7 +44,7 @@ def run_cases(requests: Path, results: Path, device: torch.device, *, rehearses:
         asked = [item["request"] for item in given["cases"]]
         for request in {(each["folder"]["name"], *each["phases"]): each for each in reversed(asked)}.values():
             with tiny(of_json(Request, request)) as rehearsal:
-                run_on(rehearsal, device, meter_of(device))
+                load_bench(rehearsal, device, meter_of(device)).run()
     gc.freeze()  # what was imported has no part in this: the collector need not look at it again and again
     with results.open("a", encoding="utf-8") as file:
         for number, item in enumerate(given["cases"]):
@@ -56,8 +63,10 @@ def _measured(request: Request, device: torch.device, trace: str | None) -> dict
     before = _allocated(device)
     try:
         meter = meter_of(device)
-        recorder = AllocatorRecorder(device, meter) if trace is not None and device.type == "cuda" else None
-        bench = run_on(request, device, meter, recorder)
+        recorder = Recorder(device) if trace is not None and device.type == "cuda" else None
+        bench = load_bench(request, device, meter)
+        with nullcontext() if recorder is None else recorder.watching(bench.llm.model):
+            bench.run()
     except (
         BrimError,
         RuntimeError,
@@ -81,11 +90,15 @@ def _measured(request: Request, device: torch.device, trace: str | None) -> dict
     }
 
 
-class AllocatorRecorder(Recorder):
-    """Record every allocation and release as PyTorch's allocator does, with the operator that asked for it."""
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Record every allocation and release as PyTorch's allocator does, with the operator of training that asked."""
 
-    def __init__(self, device: torch.device, meter: Meter) -> None:
-        super().__init__(device, meter)
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+        self._phase = "forward"
+        self._forward: list[str] = []  # modules that are running, the outermost first
+        self._backward = ""  # the module whose output's gradient came last
         self._times_ns: list[int] = []  # of each operator, when it began
         self._operators: list[Place] = []
         self._entries: list[Mapping[str, Any]] = []
@@ -93,24 +106,64 @@ class AllocatorRecorder(Recorder):
         self._write: Any = getattr(torch.cuda.memory, "_set_memory_metadata", None)
 
     @contextmanager
-    def watching(self, model: torch.nn.Module) -> Iterator[None]:
-        with allocator_record(self._device, None) as self._entries, super().watching(model):
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Record what runs inside, with the modules of this model."""
+        with ExitStack() as stack:
+            self._entries = stack.enter_context(allocator_record(self._device))
+            for name, module in model.named_modules():
+                stack.callback(module.register_forward_pre_hook(self._entering(name)).remove)
+                stack.callback(module.register_forward_hook(self._leaving(name), always_call=True).remove)
+            stack.callback(register_optimizer_step_pre_hook(lambda *given: self._begin("optimizer")).remove)
+            stack.enter_context(self)
             yield
 
     def stream(self) -> EventStream:
         """Return the same events as a prediction is made of, to lay them side by side."""
         return stream(self._entries, self._place_of)
 
-    def _place(self, name: str) -> Place:
-        place = super()._place(name)
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = str(func.overloadpacket)
+        if not name.startswith("profiler."):  # the optimizer's name for the profiler: it does nothing to memory
+            self._note(name)
+        return func(*args, **(kwargs or {}))
+
+    def _begin(self, phase: str) -> None:
+        self._phase = phase
+
+    def _note(self, name: str) -> None:
+        # Set in the thread that runs the backward pass, wherever that is.
+        in_backward = torch._C._current_graph_task_id() != -1
+        if in_backward:
+            self._begin("backward")
+        module = self._forward[-1] if self._forward else self._backward if in_backward else ""
+        layer = _LAYER.search(module)
         if self._write is not None:
             self._write(str(len(self._operators)))
         self._times_ns.append(time.time_ns())
-        self._operators.append(place)
-        return place
+        self._operators.append(Place(self._phase, int(layer[1]) if layer else None, module, name))
 
-    def _point(self, place: Place) -> None:
-        """Leave PyTorch's counters alone, which have the peaks."""
+    def _entering(self, name: str) -> Callable[..., None]:
+        def enter(module: nn.Module, inputs: object) -> None:
+            if not name:  # the whole model: a layer alone is computed again, from its checkpoint
+                self._begin("forward")
+            self._forward.append(name)
+
+        return enter
+
+    def _leaving(self, name: str) -> Callable[..., None]:
+        def gradient_came(gradient: Tensor) -> None:
+            self._backward = name
+
+        def leave(module: nn.Module, inputs: object, output: object) -> None:
+            self._forward.pop()
+            for each in tree_leaves(output):
+                if isinstance(each, Tensor) and each.requires_grad and torch.is_grad_enabled():
+                    each.register_hook(gradient_came)  # type: ignore[no-untyped-call]
+                    break
+
+        return leave
 
     def _place_of(self, entry: Mapping[str, Any]) -> Place:
         """Return the operator whose number it bears, or the last one that had begun."""
@@ -119,6 +172,23 @@ class AllocatorRecorder(Recorder):
             return self._operators[int(number)]
         last = bisect.bisect_right(self._times_ns, entry.get("time_us", 0) * 1000) - 1
         return self._operators[last] if last >= 0 else Place(self._phase)
+
+
+@contextmanager
+def allocator_record(device: torch.device) -> Iterator[list[Mapping[str, Any]]]:
+    """Let PyTorch record its allocator; afterwards the entries are in the list."""
+    memory = torch.cuda.memory
+    entries: list[Mapping[str, Any]] = []
+    torch.cuda.synchronize(device)
+    memory._record_memory_history(enabled="all", context="all", stacks="python", clear_history=True)
+    try:
+        yield entries
+    finally:
+        torch.cuda.synchronize(device)
+        traces = memory._snapshot()["device_traces"]
+        memory._record_memory_history(enabled=None)
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        entries += traces[index] if index < len(traces) else []
 
 
 def stream(entries: Sequence[Mapping[str, Any]], place_of: Callable[[Mapping[str, Any]], Place]) -> EventStream:

@@ -56,7 +56,6 @@ TORCH_FREE = [
     "brim.report.picture",
     "brim.report.plan",
     "brim.report.screen",
-    "brim.report.squares",
     "brim.workflows.compare.run",
     "brim.workflows.measure.messages",
 ]

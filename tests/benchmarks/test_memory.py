@@ -92,12 +92,12 @@ def test_cases_are_measured_on_a_cpu_and_what_cannot_run_is_told(tmp_path, monke
 
 
 def test_no_case_is_started_when_time_is_up_and_one_that_fails_does_not_end_the_others(tmp_path, monkeypatch):
-    def fails(request, device, meter, recorder):
+    def fails(request, device, meter):
         raise RuntimeError("CUDA error: no kernel image")
 
     requests, results = tmp_path / "requests.json", tmp_path / "results.jsonl"
     item = {"request": as_json(memory_gpu._request(small(ALL[0]), tmp_path, {}, "cpu")), "trace": None}
-    monkeypatch.setattr(memory_worker, "run_on", fails)
+    monkeypatch.setattr(memory_worker, "load_bench", fails)
     error = "RuntimeError: CUDA error: no kernel image"
     for until, told in ((0, {"skipped": "time is up"}), (1e12, {"error": error})):
         requests.write_text(json.dumps({"cases": [item, item], "until": until}))
@@ -151,10 +151,7 @@ def test_on_a_cpu_what_is_asked_for_is_what_is_predicted(tmp_path, monkeypatch):
             phase="train", step=1, allocated_bytes=None, reserved_bytes=None, outside_bytes=None, total_bytes=5000,
             end_bytes=0, baseline_bytes=1000,
         )  # fmt: skip
-        return Report(
-            device="cpu", kind="cpu", baseline_bytes=1000, peaks=(peak, peak), end_bytes=(), stayed=(), timeline=None,
-            notes=(),
-        )  # fmt: skip
+        return Report(device="cpu", kind="cpu", baseline_bytes=1000, peaks=(peak, peak), notes=())
 
     assert len({shape.name for shape in SHAPES}) == len(SHAPES) >= 20
     assert SHAPES[0] is PROBE

@@ -2,12 +2,9 @@
 
 import io
 import re
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, strategies as st
-from matplotlib.colors import to_hex
-from matplotlib.patches import Rectangle
 from rich.console import Console
 from tests.report.hand_made import GIB, hand_made_prediction
 
@@ -20,7 +17,6 @@ from brim.report import (
     memory_lines,
     memory_table,
     napkin_table,
-    squares_plot,
     total_by_part,
 )
 from brim.report.memory import distance, facts, square_bytes_for, squares
@@ -147,46 +143,6 @@ def test_squares_stand_for_more_where_they_would_be_too_many():
     assert sum(line.count("W") for line in lines[:-1]) == 1024
     assert sum(line.count("·") for line in lines[:-1]) == 1024
     assert lines[-1].startswith("each is 512 GiB: ")
-    figure = squares_plot({"full": {"weights": 2**50}}, title="", subtitle="", cards={"t4": 15 * GIB})
-    assert len(figure.axes[0].patches) == 2048
-    assert figure.legends[0].get_title().get_text() == "a square is 512 GiB"
-
-
-def picture(**cards):
-    ways = {
-        "full": {"weights": 26 * GIB, "gradients": 26 * GIB, "optimizer_state": 52 * GIB},
-        "4-bit + LoRA": {"weights": 4 * GIB, "activations": 5 * GIB, "outside": GIB // 2 + 1},
-    }
-    cards = {name.replace("_", "-"): gibs * GIB for name, gibs in cards.items()}
-    return squares_plot(ways, title="Llama: ways", subtitle="what it takes", cards=cards)
-
-
-def test_the_piles_have_a_patch_for_each_square_and_totals_names_devices_and_a_legend_are_written():
-    figure = picture(t4=15, a100_80gb=80)
-    (axes,) = figure.axes
-    colours = [to_hex(patch.get_facecolor()).upper() for patch in axes.patches if isinstance(patch, Rectangle)]
-    assert len(colours) == 104 + 10
-    assert colours.count("#0072B2") == 26 + 4
-    assert colours.count("#009E73") == 52
-    said = [text.get_text() for text in axes.texts]
-    assert said == ["104.00 GiB", "full", "9.50 GiB", "4-bit\n+ LoRA", "t4, 15.00 GiB", "a100-80gb, 80.00 GiB"]
-    (legend,) = figure.legends
-    parts = ["outside PyTorch", "activations", "optimizer state", "gradients", "weights"]
-    assert [text.get_text() for text in legend.get_texts()] == parts
-    # A device is full between two squares.
-    wide = max(round(patch.get_x()) for patch in axes.patches[:104]) + 1
-    step = axes.lines[0].get_xydata()
-    row, part = divmod(15, wide)
-    assert step[:, 1] == pytest.approx([row + 0.93, row + 0.93, row - 0.07, row - 0.07])
-    assert step[1, 0] == pytest.approx(part - 0.07)
-
-
-def test_names_of_devices_do_not_touch():
-    texts = picture(a=22, b=22, c=23, d=24).axes[0].texts
-    names = [text for text in texts if text.get_text().startswith(("a,", "b,", "c,", "d,"))]
-    boxes = sorted((name.get_window_extent().y0, name.get_window_extent().y1) for name in names)
-    assert len(boxes) == 4
-    assert all(below[1] <= above[0] for below, above in pairwise(boxes))
 
 
 def test_a_card_says_what_is_needed_what_is_there_and_the_largest_parts(golden):

@@ -1,4 +1,4 @@
-"""What stands in the picture of a timeline: its phases, its spikes, and a measurement laid on it."""
+"""What stands in the picture of a timeline: its phases, its spikes; and variants as bars."""
 
 from dataclasses import replace
 
@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, strategies as st
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
-from tests.report.hand_made import GIB, hand_made_prediction, hand_made_timeline
+from tests.report.hand_made import GIB, hand_made_prediction
 
 from brim.memory import Timeline
 from brim.memory.events import CATEGORIES, Place
-from brim.report import LOOKS, Overlay, memory_plot
-from brim.report.memory_figure import Spike, aligned, downsampled, phases, spikes, with_steps
+from brim.report import LOOKS, memory_plot, variants_plot
+from brim.report.memory_figure import Spike, downsampled, phases, spikes
 
 
 @pytest.fixture
@@ -40,8 +40,10 @@ def test_reserved_memory_and_the_device_are_lines_unless_it_is_far_above(figure,
     assert lines["reserved by PyTorch"].get_ydata().max() * GIB == prediction.reserved_bytes
     assert set(lines["a10g, less 0.50 GiB\noutside PyTorch"].get_ydata()) == {23.5}
     assert figure.axes[0].get_ylim()[1] > 23.5
-    figure = memory_plot(hand_made_prediction(budget_bytes=141 * GIB), title="Mistral-7B")
-    assert not any("outside" in str(label) for label in lines_of(figure))
+    figure = memory_plot(hand_made_prediction(budget_bytes=141 * GIB), title="Mistral-7B", measured_bytes=19 * GIB)
+    lines = lines_of(figure)
+    assert not any("outside" in str(label) for label in lines)
+    assert set(lines["measured, at most"].get_ydata()) == {19}
     assert any("fits in 141.00 GiB" in text.get_text() for text in figure.texts)
 
 
@@ -71,21 +73,6 @@ def test_spikes_are_the_highest_points_of_the_phases(prediction):
     assert found[5] == Spike(point=found[5].point, during="step 2: backward", live_bytes=18 * GIB, where=where)
 
 
-def test_a_measured_line_lies_over_the_areas_less_what_was_there_before(prediction):
-    timeline = prediction.timeline
-    allocated = timeline.allocated_bytes()
-    overlay = Overlay(
-        label="measured on cpu",
-        live_bytes=np.repeat(allocated, 3) + 2 * GIB,
-        marks=tuple((3 * point, label) for point, label in timeline.marks),
-        baseline_bytes=2 * GIB,
-    )
-    line = lines_of(memory_plot(prediction, title="Mistral-7B", overlay=overlay))["measured on cpu"]
-    assert line.get_ydata().max() == pytest.approx(allocated.max() / GIB)
-    highest = line.get_xdata()[line.get_ydata().argmax()]
-    assert highest == pytest.approx(int(allocated.argmax()), abs=1)
-
-
 def test_many_phases_without_steps_are_named_where_they_change(prediction):
     """One mark a token, as generation has them."""
     places = tuple(Place(phase="prefill" if point < 10 else "decode") for point in range(50))
@@ -95,33 +82,6 @@ def test_many_phases_without_steps_are_named_where_they_change(prediction):
     figure = memory_plot(replace(prediction, phase="generate", timeline=tokens, step_peaks_bytes=()), title="Llama")
     said = [text.get_text() for text in figure.axes[0].texts]
     assert [each for each in said if each in ("prefill", "decode")] == ["prefill", "decode"]
-
-
-def test_later_steps_are_like_the_second():
-    two, five = hand_made_timeline(2), with_steps(hand_made_timeline(2), 5)
-    whole = hand_made_timeline(5)
-    for category in CATEGORIES:
-        assert (five.live_bytes[category] == whole.live_bytes[category]).all()
-    assert five.marks == whole.marks
-    assert five.places == whole.places
-    assert (five.reserved_bytes[len(two.places) :] == two.reserved_bytes[-1]).all()
-    for num_steps in (0, 1, 2):
-        same = with_steps(two, num_steps)
-        assert same.marks == two.marks
-        assert (same.reserved_bytes == two.reserved_bytes).all()
-
-
-def test_twenty_measured_steps_have_names_that_do_not_touch(prediction, stand_apart):
-    whole = hand_made_timeline(20)
-    allocated = whole.allocated_bytes()
-    overlay = Overlay(label="measured on cpu", live_bytes=allocated, marks=whole.marks, num_steps=20)
-    figure = memory_plot(prediction, title="m", overlay=overlay)
-    line = lines_of(figure)["measured on cpu"]
-    assert np.diff(line.get_xdata()).min() >= 0
-    assert line.get_xdata()[-1] == len(allocated) - 1
-    names = [text for text in figure.axes[0].texts if text.get_text().startswith("step")]
-    assert [name.get_text() for name in names] == [f"step {number}" for number in range(1, 21, 2)]
-    stand_apart(figure, names)
 
 
 def timeline(marks, kinds):
@@ -157,19 +117,6 @@ def test_phases_are_named_by_what_is_done():
     assert phases(generated) == [(0, "load"), (1, "prefill"), (3, "decode")]
 
 
-def test_measured_points_lie_where_their_phases_do():
-    measured = [(0, "load"), (20, "step 1: forward"), (50, "step 1: backward"), (90, "step 1: optimizer")]
-    x = aligned(110, measured, TWO_STEPS)
-    assert [x[0], x[20], x[35], x[50], x[70], x[90], x[109]] == [0, 2, 3.5, 5, 7, 9, 19]
-    assert (np.diff(x) >= 0).all()
-    twice = timeline([(0, "step 1, micro-batch 1"), (7, "step 1, micro-batch 2")], STEP * 2)
-    measured = [(0, "step 1: forward"), (2, "step 1: backward"), (10, "step 1: forward"), (12, "step 1: backward")]
-    x = aligned(14, measured, twice)
-    assert [x[2], x[10], x[12]] == [3, 7, 10]
-    assert aligned(5, [(0, "elsewhere")], TWO_STEPS).tolist() == [0, 4.75, 9.5, 14.25, 19]
-    assert aligned(1, [], TWO_STEPS).tolist() == [0]
-
-
 @given(st.lists(st.integers(-50, 50), min_size=1, max_size=400), st.integers(6, 60))
 def test_order_ends_and_extremes_are_kept(values, most):
     values = np.array(values)
@@ -182,3 +129,29 @@ def test_order_ends_and_extremes_are_kept(values, most):
     assert kept[-1] == len(values) - 1
     assert values[kept].max() == values.max()
     assert values[kept].min() == values.min()
+
+
+def test_variants_are_stacked_bars_with_their_totals_and_devices_are_lines_whose_names_do_not_touch(stand_apart):
+    ways = {
+        "full": {"weights": 26 * GIB, "gradients": 26 * GIB, "optimizer_state": 52 * GIB},
+        "4-bit + LoRA": {"weights": 4 * GIB, "activations": 5 * GIB, "outside": GIB // 2 + 1},
+    }
+    cards = {"a": 22 * GIB, "b": 22 * GIB, "c": 23 * GIB, "a100-80gb": 80 * GIB}
+    figure = variants_plot(ways, title="Llama: ways", subtitle="what it takes", cards=cards)
+    (axes,) = figure.axes
+    bars = [
+        (to_hex(bar.get_facecolor()).upper(), bar.get_x() > 0.5, bar.get_y(), bar.get_height()) for bar in axes.patches
+    ]
+    assert {(LOOKS[part].colour, *place) for part, *place in (
+        ("weights", False, 0, 26), ("gradients", False, 26, 26), ("optimizer_state", False, 52, 52),
+        ("weights", True, 0, 4), ("activations", True, 4, 5), ("outside", True, 9, 0.5 + 2**-30),
+    )} == {bar for bar in bars if bar[3]}  # fmt: skip
+    assert [line.get_ydata()[0] for line in axes.lines] == [22, 22, 23, 80]
+    (legend,) = figure.legends
+    parts = ["outside PyTorch", "activations", "optimizer state", "gradients", "weights"]
+    assert [text.get_text() for text in legend.get_texts()] == parts
+    said = ["104.00 GiB", "9.50 GiB", "a, 22.00 GiB", "b, 22.00 GiB", "c, 23.00 GiB", "a100-80gb, 80.00 GiB"]
+    assert [text.get_text() for text in axes.texts] == said
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["full", "4-bit\n+ LoRA"]
+    stand_apart(figure, [*figure.texts, *axes.texts, *axes.get_xticklabels(), *legend.get_texts()])
+    assert variants_plot({"full": {"weights": GIB}}, title="", subtitle="", cards={}).axes[0].get_ylim()[1] == 1.06

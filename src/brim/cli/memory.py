@@ -79,7 +79,7 @@ _Layers = Annotated[
 ]
 _Steps = Annotated[
     int | None,
-    typer.Option("--steps", min=1, metavar="N", help="Measure N steps over time; five or more show a leak."),
+    typer.Option("--steps", min=1, metavar="N", help="Measure N steps; five or more show a leak."),
 ]
 _Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: .png, or .html with the numbers.")]
 
@@ -252,7 +252,6 @@ def _measure(request: MemoryRequest, config: Config) -> None:
     from brim.cli.memory_output import measured_picture, measured_tables, print_measured
     from brim.workflows.measure import measure_memory
 
-    snapshot = (request.plot or Path("memory")).with_suffix(".pickle")
     beside = measure_memory(
         config,
         batch_size=request.batch_size,
@@ -260,7 +259,6 @@ def _measure(request: MemoryRequest, config: Config) -> None:
         phase=request.phase,
         steps=request.steps,
         layers=request.layers,
-        snapshot=snapshot,
     )
     napkin = _napkin(request, config, beside.main)
     if request.as_json:
@@ -369,7 +367,7 @@ def _contradictions(request: MemoryRequest) -> Iterator[Problem]:
         if value is not None and not request.measure:
             yield _problem(f"{name} is for measuring, but --measure is not given", f"add --measure, or remove {name}")
     if request.steps is not None and request.layers is not None:
-        yield _problem("--steps records the whole model, and --layers only a part of it", "keep one of them")
+        yield _problem("--steps measures the whole model, and --layers only a part of it", "keep one of them")
     if request.steps is not None and request.phase not in (None, "train"):
         yield _problem(f"--steps is for training, but --phase is {request.phase}", "remove one of them")
     if request.compare:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,21 +17,20 @@ from brim.memory.devices import find_device
 from brim.report import (
     LOOKS,
     Card,
-    Overlay,
     PageTable,
     memory_plot,
     prediction_tables,
-    squares_plot,
     total_by_part,
+    variants_plot,
 )
 from brim.units import format_count, gib
-from brim.workflows.measure import Beside, Leak, PhasePeak, Stayed
+from brim.workflows.measure import Beside, PhasePeak
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_CARDS = ("t4", "rtx-4090", "a100-40gb", "a100-80gb")  # drawn across the piles if the user names no device
+_CARDS = ("t4", "rtx-4090", "a100-40gb", "a100-80gb")  # drawn across the bars if the user names no device
 
 
 def print_compared(
@@ -100,7 +98,7 @@ def _failures(failed: Sequence[Failed]) -> Iterator[str]:
 
 
 def compared_picture(found: Sequence[Compared], *, title: str) -> Figure:
-    """Draw the variants as piles of squares, with devices as lines: the one that was named, or some common ones."""
+    """Draw the variants as bars, with devices as lines: the one that was named, or some common ones."""
     prediction = found[0].prediction
     if prediction.budget_bytes is not None:
         cards = {prediction.device: prediction.budget_bytes}
@@ -108,7 +106,7 @@ def compared_picture(found: Sequence[Compared], *, title: str) -> Figure:
         highest = max(each.prediction.total_bytes for each in found)
         common = {name: find_device(name).memory_bytes for name in _CARDS}
         cards = {name: num_bytes for name, num_bytes in common.items() if num_bytes < 1.1 * highest}
-    return squares_plot(
+    return variants_plot(
         {each.variant.name: total_by_part(each.prediction) for each in found},
         title=_headline(found, title=title),
         subtitle="what a training step needs on a GPU, at its peak, with what lies outside PyTorch",
@@ -150,14 +148,8 @@ def _headline(found: Sequence[Compared], *, title: str) -> str:
     return f"{title}: ways to train it, {rows} × {prediction.sequence_length:,} tokens"
 
 
-_SHOWN = 5  # kinds of leaked tensors
-
-
-_SHOWN_SPIKES = 6
-
-
 def print_measured(console: Console, beside: Beside, *, title: str) -> None:
-    """Print each phase predicted and measured, the highest points over time, and a leak."""
+    """Print each phase predicted and measured, and a leak."""
     measured = beside.measured
     shape = f"{title}: {beside.main.batch_in_words()}"
     console.print(Text(f"{shape}: predicted, and measured on {measured.device}", style="bold"))
@@ -169,53 +161,25 @@ def print_measured(console: Console, beside: Beside, *, title: str) -> None:
     for row in _rows(beside):
         table.add_row(*row)
     console.print(table)
-    for line in (*_points_in_time(beside), *_about(beside)):
+    for line in _about(beside):
         console.print(Text(line))
 
 
 def measured_picture(beside: Beside, *, title: str) -> Figure:
-    """Draw the predicted timeline, with the measured line over it if one was recorded."""
-    timeline, measured = beside.measured.timeline, beside.measured
-    overlay = None
-    if timeline is not None:
-        on_cpu = measured.kind == "cpu"
-        overlay = Overlay(
-            label=f"measured on {measured.device}" + (", resident set" if on_cpu else ""),
-            live_bytes=np.asarray(timeline.live_bytes),
-            marks=timeline.marks,
-            num_steps=sum(peak.phase == "train" for peak in measured.peaks),
-            baseline_bytes=_before(beside),
-        )
-    return memory_plot(beside.main, title=title, overlay=overlay)
+    """Draw the predicted timeline, with the measured peak of its phase as a line."""
+    peaks = [beside.measured_bytes(peak) for peak in beside.measured.peaks if peak.phase == beside.main.phase]
+    return memory_plot(beside.main, title=title, measured_bytes=max(peaks))
 
 
 def measured_tables(beside: Beside) -> list[PageTable]:
-    """Return tables of predicted and measured bytes, the highest points of both, and the notes."""
-    timeline = beside.measured.timeline
-    tables = [
+    """Return tables of predicted and measured bytes, and the notes."""
+    return [
         PageTable(
             caption="Predicted and measured, GiB",
             heads=("phase", "predicted", "measured", "difference"),
             rows=list(_rows(beside)),
-        )
-    ]
-    if timeline is not None:
-        rows = [
-            (label, spike.place.where, gib(spike.live_bytes - _before(beside)))
-            for (_, label), spike in zip(timeline.marks, timeline.spikes, strict=True)
-        ]
-        tables.append(
-            PageTable(
-                caption="Measured: the highest points",
-                heads=("phase", "operator and module", "GiB"),
-                rows=rows,
-                num_texts=2,
-            )
-        )
-    about = [(line,) for line in _about(beside)]
-    return [
-        *tables,
-        PageTable(caption="About the measurement", heads=("",), rows=about),
+        ),
+        PageTable(caption="About the measurement", heads=("",), rows=[(line,) for line in _about(beside)]),
         *prediction_tables(beside.main),
     ]
 
@@ -233,43 +197,10 @@ def _name(peak: PhasePeak) -> str:
     return peak.phase if peak.step is None else f"{peak.phase}, step {peak.step}"
 
 
-def _points_in_time(beside: Beside) -> Iterator[str]:
-    """Yield the highest phases over time, in their order."""
-    timeline = beside.measured.timeline
-    if timeline is None:
-        return
-    before = _before(beside)
-    found = list(zip(timeline.marks, timeline.spikes, strict=True))
-    highest = {id(each) for each in sorted(found, key=lambda each: -each[1].live_bytes)[:_SHOWN_SPIKES]}
-    for each in found:
-        if id(each) in highest:
-            (_, label), spike = each
-            yield f"{label}: {gib(spike.live_bytes - before)} GiB at most, {spike.place.where}"
-
-
-def _before(beside: Beside) -> int:
-    """Return the bytes of a measurement over time that were there before it began."""
-    return beside.measured.baseline_bytes if beside.measured.kind == "cpu" else 0
-
-
 def _about(beside: Beside) -> Iterator[str]:
     measured = beside.measured
     if measured.kind == "cpu":
         yield f"measured: the resident set, less the {gib(measured.baseline_bytes)} GiB that were there before"
     yield from measured.notes
-    if measured.snapshot is not None:
-        yield f"memory snapshot, for pytorch.org/memory_viz: {measured.snapshot}"
     if measured.leak is not None:
-        yield from _leak(measured.leak)
-
-
-def _leak(leak: Leak) -> Iterator[str]:
-    yield f"warning: a leak? {leak}"
-    for stayed in leak.stayed[:_SHOWN]:
-        yield f"  {_stayed(stayed)}"
-
-
-def _stayed(stayed: Stayed) -> str:
-    shape = "×".join(map(str, stayed.shape)) or "one number"
-    made = f", made at {stayed.made_at}" if stayed.made_at else ""
-    return f"{stayed.count:,} {stayed.dtype} tensors of {shape} stayed, {stayed.num_bytes:,} bytes{made}"
+        yield f"warning: a leak? {measured.leak}"

@@ -16,8 +16,11 @@ from .memory import (
     napkin_table as napkin_table,
     total_by_part as total_by_part,
 )
-from .memory_figure import Overlay as Overlay, memory_plot as memory_plot, prediction_tables as prediction_tables
+from .memory_figure import (
+    memory_plot as memory_plot,
+    prediction_tables as prediction_tables,
+    variants_plot as variants_plot,
+)
 from .picture import PageTable as PageTable, check_picture as check_picture, save_picture as save_picture
 from .plan import plan_table as plan_table
 from .screen import Screen as Screen, listening as listening, show as show
-from .squares import squares_plot as squares_plot

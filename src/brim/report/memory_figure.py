@@ -1,15 +1,12 @@
-"""Draw the memory of a step over time as stacked areas by category, with a measurement laid over it.
+"""Draw the memory of a step over time as stacked areas by category, and that of several variants as stacked bars.
 
-The phases of a predicted timeline are named, and a measurement is aligned with them. A timeline gets more training
-steps by repeating its last one, since later steps are like it; points that do not change the look of a line are left
-out. The numbers of a prediction are given as tables for an HTML page.
+The phases of a predicted timeline are named; points that do not change the look of a line are left out. The numbers of
+a prediction are given as tables for an HTML page.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -19,7 +16,7 @@ from numpy.typing import NDArray
 
 from brim.memory import MemoryPrediction, Timeline
 from brim.memory.events import CATEGORIES
-from brim.report.memory import LOOKS, facts, total_by_part
+from brim.report.memory import LOOKS, Part, facts, total_by_part
 from brim.report.picture import FAINT, INK, PAPER, PageTable, frame, new_figure
 from brim.units import GIB, gib
 
@@ -65,18 +62,10 @@ _CIRCLE = 14.0  # points across
 _MOST_NAMES = 12
 
 
+_NAME_HEIGHT = 0.035  # of a device's name, as a share of the axes
+
+
 _ROW_HEIGHT = 0.045  # of a row of phase names, as a share of the axes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overlay:
-    """Hold a measured line that is drawn over the predicted areas."""
-
-    label: str  # such as "measured on cpu, resident set"
-    live_bytes: NDArray[np.int64]  # [E]
-    marks: tuple[tuple[int, str], ...]  # (point, what begins there), named as `phases` names them
-    num_steps: int = 0  # of training
-    baseline_bytes: int = 0  # what was there before; it is subtracted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,23 +78,19 @@ class Spike:
     where: str  # operator and module
 
 
-def memory_plot(prediction: MemoryPrediction, *, title: str, overlay: Overlay | None = None) -> Figure:
+def memory_plot(prediction: MemoryPrediction, *, title: str, measured_bytes: int | None = None) -> Figure:
     """Draw the predicted timeline with the reserved and the device's memory, phases and spikes. title: of the model.
 
-    overlay: a measurement; the timeline is drawn for as many steps as it has.
+    measured_bytes: the most that was measured, for a line.
     """
     figure = new_figure(12, 7.5, paper=PAPER)
     axes = figure.add_axes((0.065, 0.33, 0.735, 0.50), facecolor=PAPER)
     timeline, heading = prediction.timeline, f"{title}: {prediction.shape_in_words()}"
-    if overlay is not None:
-        timeline, heading = (
-            with_steps(timeline, overlay.num_steps),
-            f"{heading.rpartition(', on ')[0]}, {overlay.label}",
-        )
     _areas(axes, timeline)
     top = int(timeline.reserved_bytes.max())
-    if overlay is not None:
-        top = max(top, _lay_over(axes, overlay, timeline))
+    if measured_bytes is not None:
+        axes.axhline(measured_bytes / GIB, color=INK, lw=1.4, label="measured, at most")
+        top = max(top, measured_bytes)
     _device_line(axes, prediction, top)
     _frame(axes, len(timeline.reserved_bytes))
     _phases(axes, timeline)
@@ -117,6 +102,38 @@ def memory_plot(prediction: MemoryPrediction, *, title: str, overlay: Overlay | 
     axes.legend(
         loc="upper left", bbox_to_anchor=(1.01, 1.02), frameon=False, fontsize=9.5, labelcolor=INK, reverse=True
     )
+    return figure
+
+
+def variants_plot(
+    variants: Mapping[str, Mapping[Part, int]], *, title: str, subtitle: str, cards: Mapping[str, int]
+) -> Figure:
+    """Draw a bar for each variant: bytes by part. cards: bytes of the devices that are drawn as lines across."""
+    figure = new_figure(12, 7, paper=PAPER)
+    figure.text(0.065, 0.965, title, size=14, weight="bold", color=INK, va="top", parse_math=False)
+    figure.text(0.065, 0.92, subtitle, size=10, color=INK, va="top", parse_math=False)
+    axes = figure.add_axes((0.065, 0.1, 0.63, 0.76), facecolor=PAPER)
+    axes.set_ylabel("GiB", color=INK)
+    ends = np.zeros(len(variants))
+    for part, look in LOOKS.items():
+        sizes = np.array([parts.get(part, 0) / GIB for parts in variants.values()])
+        if sizes.any():
+            bars = axes.bar(range(len(variants)), sizes, 0.7, bottom=ends, color=look.colour, label=look.label)
+            ends += sizes
+    labels = [f"{gib(sum(parts.values()))} GiB" for parts in variants.values()]
+    paper = {"facecolor": PAPER, "linewidth": 0, "pad": 1}
+    axes.bar_label(bars, labels, padding=4, size=10, weight="bold", color=INK, bbox=paper, zorder=4)
+    top = 1.06 * max([*ends, *(num_bytes / GIB for num_bytes in cards.values())])
+    name_at = 0.0
+    for card, num_bytes in sorted(cards.items(), key=lambda each: each[1]):
+        axes.axhline(num_bytes / GIB, color=LIMIT, lw=1.3, zorder=3)
+        name_at = max(num_bytes / GIB, name_at + _NAME_HEIGHT * top)  # names that would touch stand higher
+        name = f"{card}, {gib(num_bytes)} GiB"
+        axes.text(1.01, name_at, name, transform=axes.get_yaxis_transform(), size=9, color=INK, va="center")
+    axes.set_ylim(0, top)
+    frame(axes, below="", text=str)
+    axes.set_xticks(range(len(variants)), [name.replace(" + ", "\n+ ") for name in variants], size=10)
+    figure.legend(loc="upper left", bbox_to_anchor=(0.84, 0.87), frameon=False, labelcolor=INK, reverse=True)
     return figure
 
 
@@ -157,15 +174,6 @@ def _areas(axes: Axes, timeline: Timeline) -> None:
         drawstyle="steps-post",
         label="reserved by PyTorch",
     )
-
-
-def _lay_over(axes: Axes, overlay: Overlay, timeline: Timeline) -> int:
-    """Draw the measured line; return its highest point in bytes."""
-    live = overlay.live_bytes - overlay.baseline_bytes
-    x = aligned(len(live), overlay.marks, timeline)
-    keep = downsampled(live, most=_POINTS)
-    axes.plot(x[keep], live[keep] / GIB, color=INK, lw=1.4, label=overlay.label.replace(", ", ",\n"))
-    return int(live.max())
 
 
 def _device_line(axes: Axes, prediction: MemoryPrediction, top: int) -> None:
@@ -277,8 +285,8 @@ Mark = tuple[int, str]  # (point, what begins there)
 def phases(timeline: Timeline) -> list[Mark]:
     """Return the marks, and between them the turns from forward to backward and from prefill to decode.
 
-    They have the names of a measurement: "step 1: forward", "step 1: backward", "step 1: optimizer"; for evaluation
-    and generation "evaluate", "prefill" and "decode". A phase without points is left out.
+    Their names are such as "step 1: forward", "step 1: backward", "step 1: optimizer"; for evaluation and generation
+    "evaluate", "prefill" and "decode". A phase without points is left out.
     """
     ends = [point for point, _ in timeline.marks[1:]] + [len(timeline.places)]
     found: list[Mark] = []
@@ -286,24 +294,6 @@ def phases(timeline: Timeline) -> list[Mark]:
         if end > start:
             found += _of_segment(timeline, start, end, label)
     return found
-
-
-def aligned(num_points: int, marks: Sequence[Mark], timeline: Timeline) -> NDArray[np.float64]:
-    """Return the position of each measured point on the predicted axis: [num_points].
-
-    marks: the measurement's. Phases of the same name are aligned, with the points between them spaced evenly.
-    """
-    there = dict(_numbered(phases(timeline)))
-    pairs = [(0, 0)]
-    for key, point in _numbered(marks):
-        if key in there and point > pairs[-1][0] and there[key] > pairs[-1][1]:
-            pairs.append((point, there[key]))
-    last = (num_points - 1, len(timeline.places) - 1)
-    if last[0] > pairs[-1][0]:
-        pairs.append(last)
-    measured, predicted = zip(*pairs, strict=True)
-    positions: NDArray[np.float64] = np.interp(np.arange(num_points), measured, predicted)
-    return positions
 
 
 def _of_segment(timeline: Timeline, start: int, end: int, label: str) -> list[Mark]:
@@ -317,42 +307,6 @@ def _of_segment(timeline: Timeline, start: int, end: int, label: str) -> list[Ma
     if turn is not None and turn > start:
         found.append((turn, prefix + timeline.places[turn].phase))
     return found
-
-
-def _numbered(marks: Sequence[Mark]) -> list[tuple[tuple[str, int], int]]:
-    """Pair each mark's name with the number of earlier marks of that name, and with its point."""
-    seen: Counter[str] = Counter()
-    found = []
-    for point, label in marks:
-        found.append(((label, seen[label]), point))
-        seen[label] += 1
-    return found
-
-
-_STEP = re.compile(r"step (\d+)(.*)")
-
-
-def with_steps(timeline: Timeline, num_steps: int) -> Timeline:
-    """Return the timeline with its last step repeated up to so many; unchanged if it has as many, or no steps."""
-    numbered = [(point, match) for point, label in timeline.marks if (match := _STEP.fullmatch(label))]
-    if not numbered:
-        return timeline
-    last = int(numbered[-1][1][1])
-    of_last = [(point, match[2]) for point, match in numbered if int(match[1]) == last]
-    start, end = of_last[0][0], len(timeline.places)
-    more = max(num_steps - last, 0)
-    order = np.concatenate([np.arange(end), np.tile(np.arange(start, end), more)])
-    reserved = timeline.reserved_bytes[order]
-    reserved[end:] = np.maximum(reserved[end:], timeline.reserved_bytes[-1])  # what is held at the end stays held
-    marks = [mark for mark in timeline.marks if mark[0] < end]
-    for number in range(more):
-        marks += [(point + (number + 1) * (end - start), f"step {last + number + 1}{rest}") for point, rest in of_last]
-    return Timeline(
-        live_bytes={category: live[order] for category, live in timeline.live_bytes.items()},
-        reserved_bytes=reserved,
-        marks=tuple(marks),
-        places=timeline.places + timeline.places[start:] * more,
-    )
 
 
 def downsampled(values: NDArray[np.int64], *, most: int) -> NDArray[np.intp]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,14 +9,6 @@ import pytest
 from brim.config import load_config
 from brim.models.folders import locate
 from brim.workflows.measure.messages import Request
-
-
-@pytest.fixture
-def few_objects() -> Iterator[None]:
-    """The collector looks at what comes from here on, and not at all that was imported before."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
@@ -37,8 +27,6 @@ def asked(tiny_base):
             num_steps=2,
             phases=("train",),
             device="cpu",
-            records=False,
-            snapshot=None,
         )
         return replace(request, **changes)
 

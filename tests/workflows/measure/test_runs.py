@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -17,12 +15,22 @@ from brim.errors import BrimError, ConfigError, InputError
 from brim.models.folders import locate
 from brim.train import gradient
 from brim.workflows.measure import PhasePeak, run as process
-from brim.workflows.measure.messages import Report
-from brim.workflows.measure.record import Recorder
-from brim.workflows.measure.run import Depths, depths, extrapolated, measure, measured_alone, num_layers, with_layers
-from brim.workflows.measure.work import in_order_of_steps, random_rows, run, run_on, tiny
+from brim.workflows.measure.messages import Report, as_json
+from brim.workflows.measure.record import ResidentMeter
+from brim.workflows.measure.run import (
+    Depths,
+    _leak,
+    depths,
+    extrapolated,
+    measure,
+    measured_alone,
+    num_layers,
+    with_layers,
+)
+from brim.workflows.measure.work import in_order_of_steps, load_bench, random_rows, run, tiny
 
 CPU = torch.device("cpu")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the resident set's peak is read from /proc")
 TRAINS = {"trainer": {"type": "finetune", "learning_rate": 0.001}}
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -99,10 +107,9 @@ def parts(monkeypatch):
         steps = [("train", n + 1) for n in range(request.num_steps)] if "train" in request.phases else []
         others = [(phase, None) for phase in request.phases if phase in ("evaluate", "generate")]
         phases = [("load", None), *steps, *others]
-        peaks = tuple(peak(total_bytes, phase=phase, step=step, baseline_bytes=5) for phase, step in phases)
-        ends = tuple(100 * n for n, _ in enumerate(steps))
-        told = {"device": "cpu", "kind": "cpu", "baseline_bytes": 5, "timeline": None, "notes": ("said by each",)}
-        return Report(**told, peaks=peaks, end_bytes=ends, stayed=())
+        peaks = [peak(total_bytes, phase=phase, step=step, baseline_bytes=5) for phase, step in phases]
+        peaks = tuple(replace(each, end_bytes=(each.step or 0) * 2**21) for each in peaks)
+        return Report(device="cpu", kind="cpu", baseline_bytes=5, peaks=peaks, notes=("said by each",))
 
     monkeypatch.setattr(process, "measured_alone", measured)
     return asked
@@ -129,11 +136,9 @@ def test_training_and_running_are_measured_apart_and_loading_told_once(measured,
     ]
     phases = [(each.phase, each.step) for each in found.peaks]
     assert phases == [("load", None), ("train", 1), ("train", 2), ("evaluate", None), ("generate", None)]
-    assert (found.notes, found.layers_run, found.peak("train").total_bytes) == (("said by each",), (2,), 2010)
+    assert (found.notes, found.layers_run, found.peaks[2].total_bytes) == (("said by each",), (2,), 2010)
     one = measured({}, phases=("generate",), steps=1)
     assert [each.phase for each in one.peaks] == ["generate"]
-    with pytest.raises(KeyError):
-        one.peak("load")
     measured({"trainer": {**TRAINS["trainer"], "gradient_accumulation_steps": 8}}, batch_size=3, phases=("train",))
     assert parts[-1].step_lengths == ((8,) * 6,)  # two micro-batches where a step has more
 
@@ -146,12 +151,12 @@ def test_two_depths_are_run_and_the_peaks_extrapolated(measured, parts):
     assert "extrapolated from 1 and 2 layers of random weights to 40" in found.notes
 
 
-def test_live_bytes_that_rise_at_each_step_are_a_leak(measured, parts):
+@pytest.mark.usefixtures("parts")
+def test_live_bytes_that_rise_at_each_step_are_a_leak(measured):
     found = measured(phases=("train",), steps=5)
-    assert parts[0].looks_for_leaks
     assert found.leak is not None
-    assert (found.leak.bytes_per_step, str(found.leak)) == (100, "live bytes rose by 100 a step, 4 times in a row")
-    assert found.as_dict()["leak"] == {"bytes_per_step": 100, "end_bytes": [0, 100, 200, 300, 400], "stayed": []}
+    assert str(found.leak) == "live bytes rose by 2,097,152 a step, 4 times in a row"
+    assert as_json(found)["leak"] == {"bytes_per_step": 2**21, "end_bytes": [n * 2**21 for n in (1, 2, 3, 4, 5)]}
     assert measured(phases=("train",), steps=4).leak is None
 
 
@@ -164,8 +169,8 @@ def test_what_cannot_be_measured_is_refused(measured, asked):
         run(asked(device="rocm"))
 
 
+@linux
 @pytest.mark.process
-@pytest.mark.skipif(sys.platform != "linux", reason="the resident set's peak is read from /proc")
 def test_a_process_of_its_own_gives_the_peaks_without_the_weights(asked):
     request = asked(num_steps=1)
     report = measured_alone(replace(request, folder=replace(request.folder, has_weights=False)))
@@ -173,19 +178,18 @@ def test_a_process_of_its_own_gives_the_peaks_without_the_weights(asked):
     weights_bytes = 30_000 * 4
     assert report.baseline_bytes < load.total_bytes < report.baseline_bytes + 16 * 2**20
     assert report.baseline_bytes + 3 * weights_bytes < train.total_bytes < report.baseline_bytes + 32 * 2**20
-    json.dumps(report.end_bytes)
 
 
 # brim's own code, run to be measured: in this process, on a tiny model
 
 
 class Counting:
-    """A meter that tells how often it was read: each time there is a byte more."""
+    """A meter that tells how often it began."""
 
     kind, baseline_bytes = "cpu", 0
 
     def __init__(self):
-        self.begun = self.num_bytes = 0
+        self.begun = 0
 
     def begin(self):
         self.begun += 1
@@ -193,15 +197,18 @@ class Counting:
     def peak(self, phase, step=None):
         return peak(0, phase=phase, step=step)
 
-    def live_bytes(self):
-        self.num_bytes += 1
-        return self.num_bytes
+
+def ran(request, meter):
+    """The bench, once all phases have run on it."""
+    bench = load_bench(request, CPU, meter)
+    bench.run()
+    return bench
 
 
 @pytest.mark.run
 def test_each_step_has_a_peak_of_its_own(asked):
     meter = Counting()
-    bench = run_on(asked({"adapter": "lora"}, num_steps=3), CPU, meter)
+    bench = ran(asked({"adapter": "lora"}, num_steps=3), meter)
     assert [(peak.phase, peak.step) for peak in bench.peaks] == [("load", None), *(("train", n) for n in (1, 2, 3))]
     assert (meter.begun, bench.notes) == (4, [])
 
@@ -216,7 +223,7 @@ def test_what_only_runs_is_evaluated_and_generates_all_its_tokens(asked, monkeyp
         return forward(self, input_ids=input_ids, **others)
 
     monkeypatch.setattr(LlamaModel, "forward", watched)
-    bench = run_on(asked(trainable=False, phases=("evaluate", "generate")), CPU, Counting())
+    bench = ran(asked(trainable=False, phases=("evaluate", "generate")), Counting())
     assert [peak.phase for peak in bench.peaks] == ["load", "evaluate", "generate"]
     # Scored; prefill and two decoded, which make three new tokens.
     assert widths[-4:] == [(2, 16), (2, 16), (2, 1), (2, 1)]
@@ -233,7 +240,7 @@ def test_micro_batches_and_lengths_are_those_that_were_asked_for(asked, monkeypa
         return batch
 
     monkeypatch.setattr(gradient, "collate", watched)
-    run_on(asked(step_lengths=((9, 9, 5, 5), (12, 3, 3, 3))), CPU, Counting())
+    ran(asked(step_lengths=((9, 9, 5, 5), (12, 3, 3, 3))), Counting())
     assert shapes == [(2, 9), (2, 5), (2, 12), (2, 3)]
 
 
@@ -247,7 +254,7 @@ def test_fp16_steps_that_overflow_are_left_out_and_told(asked, monkeypatch):
         return scale(self, outputs) * (float("inf") if len(calls) == 1 else 1.0)
 
     monkeypatch.setattr(torch.amp.GradScaler, "scale", overflowing)
-    bench = run_on(asked({"precision": "fp16-mixed"}, num_steps=2), CPU, Counting())
+    bench = ran(asked({"precision": "fp16-mixed"}, num_steps=2), Counting())
     assert [peak.step for peak in bench.peaks if peak.phase == "train"] == [1, 2]
     (note,) = bench.notes
     assert note.startswith("1 step left out: fp16 gradients overflowed")
@@ -255,78 +262,32 @@ def test_fp16_steps_that_overflow_are_left_out_and_told(asked, monkeypatch):
 
 @pytest.mark.run
 def test_the_rehearsal_runs_the_same_phases_on_a_model_that_fits_anywhere(asked):
-    request = asked({"adapter": {"type": "lora", "target_modules": ["q_proj"]}}, phases=("train",), records=True)
+    request = asked({"adapter": {"type": "lora", "target_modules": ["q_proj"]}}, phases=("train",))
     with tiny(request) as rehearsal:
-        bench = run_on(rehearsal, CPU, Counting())
+        bench = ran(rehearsal, Counting())
     assert [peak.phase for peak in bench.peaks] == ["load", "train"]
-    assert bench.recorder is None
 
 
+@linux
 @pytest.mark.run
-def test_a_recorded_step_names_its_parts_and_where_their_spikes_are(asked):
-    recorder = run_on(asked(records=True), CPU, Counting()).recorder
-    assert recorder is not None
-    found = recorder.timeline()
-    expected = [f"step {step}: {part}" for step in (1, 2) for part in ("forward", "backward", "optimizer")]
-    assert [label for _, label in found.marks] == [*expected, "step 3: forward"][: len(found.marks)]
-    assert len(found.marks) >= len(expected)
-    assert found.live_bytes == tuple(range(1, len(found.live_bytes) + 1))
-    # A part's highest point is its last one here: right before the next part begins.
-    ends = [*(point for point, _ in found.marks[1:]), len(found.live_bytes)]
-    assert [spike.point for spike in found.spikes] == [end - 1 for end in ends]
-    assert [spike.place.phase for spike in found.spikes][:6] == ["forward", "backward", "optimizer"] * 2
-    heads = {place.module for place in recorder.places if place.phase == "forward" and place.operator == "aten.mm"}
-    assert "model.layers.1.mlp.down_proj" in heads
-    assert {place.layer for place in recorder.places if place.phase == "backward"} >= {0, 1}
-
-
-def test_a_storage_is_known_by_its_operator_and_the_line_that_asked_for_it():
-    recorder = Recorder(CPU, Counting())
-    layer = torch.nn.Linear(2, 3)
-    with recorder.watching(layer):
-        recorder.begin("forward", "step 1")
-        made = layer(torch.ones(1, 2))
-    where = recorder.where()[made.untyped_storage().data_ptr()]
-    assert where.startswith("forward, aten.addmm; test_runs.py:")
-    assert where.endswith("(test_a_storage_is_known_by_its_operator_and_the_line_that_asked_for_it)")
-
-
-@pytest.mark.run
-def test_a_step_that_keeps_tensors_is_found_with_their_shape(asked, monkeypatch, few_objects):
+def test_steps_that_keep_tensors_are_a_leak_and_others_are_not(asked, monkeypatch):
+    """By the resident set, which rises by no more than some pages where nothing stays."""
     kept = []
     loss_of = gradient.next_token_loss
 
     def leaking(model, batch, **others):
-        kept.append(torch.zeros(len(kept) + 1, 1000))
+        kept.append(torch.ones(2**20))
         return loss_of(model, batch, **others)
 
-    request = asked(num_steps=5, looks_for_leaks=True)
-    sound = run_on(request, CPU, Counting())
-    assert len(set(sound.end_bytes[1:])) == 1
+    def leak():
+        bench = ran(asked(num_steps=6), ResidentMeter())
+        return _leak([Report(device="cpu", kind="cpu", baseline_bytes=0, peaks=tuple(bench.peaks), notes=())])
+
+    assert leak() is None
     monkeypatch.setattr(gradient, "next_token_loss", leaking)
-    bench = run_on(request, CPU, Counting())
-    rises = [after - before for before, after in pairwise(bench.end_bytes)]
-    assert rises == [8_000, 12_000, 16_000, 20_000]
-    assert [(each.shape, each.num_bytes) for each in bench.stayed()] == [((n, 1000), n * 4000) for n in (5, 4, 3, 2)]
-
-
-@pytest.mark.run
-def test_a_list_of_losses_whose_graphs_stay_is_found(asked, monkeypatch, few_objects):
-    kept = []
-    loss_of = gradient.next_token_loss
-
-    def leaking(model, batch, **others):
-        with torch.enable_grad():
-            kept.append(loss_of(model, batch, **others))  # never sent backward, so that its graph keeps all it saved
-        return loss_of(model, batch, **others)
-
-    monkeypatch.setattr(gradient, "next_token_loss", leaking)
-    trainer = {**TRAINS["trainer"], "chunked_loss": False}
-    bench = run_on(asked({"trainer": trainer}, num_steps=5, looks_for_leaks=True), CPU, Counting())
-    rises = [after - before for before, after in pairwise(bench.end_bytes[1:])]
-    assert len(set(rises)) == 1
-    assert rises[0] > 2 * 15 * 300 * 4  # the probabilities of the vocabulary's 300 tokens, in fp32
-    assert any(each.shape and each.shape[-1] == 300 for each in bench.stayed())
+    found = leak()
+    assert found is not None
+    assert found.bytes_per_step == pytest.approx(2**22, rel=0.1)
 
 
 @pytest.mark.run
@@ -337,5 +298,5 @@ def test_what_does_not_fit_is_no_measurement_of_something_smaller(asked, monkeyp
 
     monkeypatch.setattr(LlamaModel, "forward", scarce)
     with pytest.raises(BrimError, match="the device ran out of memory: ") as caught:
-        run_on(asked(trainable=phase == "train", phases=(phase,)), CPU, Counting())
+        ran(asked(trainable=phase == "train", phases=(phase,)), Counting())
     assert "--batch-size" in caught.value.problems[0].fix

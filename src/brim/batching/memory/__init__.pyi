@@ -8,6 +8,7 @@ from .meters import (
     AddressSpacePeak as AddressSpacePeak,
     Counts as Counts,
     PeakMeter as PeakMeter,
+    ResidentPeak as ResidentPeak,
     peak_meter as peak_meter,
 )
 from .oom import (

@@ -1,7 +1,7 @@
-"""Measure what a workload takes on the local device: peaks by phase, memory over time, what stayed.
+"""Measure what a workload takes on the local device: peaks by phase, beside the predicted ones.
 
-`measure` is the entry point; `messages` says what comes back. The work is done in processes of their own, so that one
-measurement does not stand in another's memory.
+`measure_memory` is the entry point; `messages` says what comes back. The work is done in processes of their own, so
+that one measurement does not stand in another's memory.
 """
 
 from brim.lazy import lazy_names

@@ -1,23 +1,22 @@
 """Describe a measurement: what is asked of one fresh process, what it reports, and what a reader gets.
 
-Torch-free, so that a report needs no torch. All of it goes between processes as JSON. Live bytes decide whether steps
-leave memory behind.
+Torch-free, so that a report needs no torch. All of it goes between processes as JSON. What lies on the device after
+each step decides whether steps leave memory behind.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
 from brim.config.schema import Config
-from brim.memory.events import Phase, Place
+from brim.memory.events import Phase
 from brim.models.folders import ModelFolder
 
 WARM_UP_STEPS = 1  # the optimizer's state and the caches of kernels are created in the first
@@ -45,9 +44,6 @@ class Request:
     num_steps: int  # of training: updates
     phases: tuple[Phase, ...]  # after loading
     device: str | None  # None: the local one
-    records: bool  # memory over time, and the operators
-    snapshot: Path | None  # where PyTorch's memory snapshot goes
-    looks_for_leaks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +54,6 @@ class Report:
     kind: str
     baseline_bytes: int
     peaks: tuple[PhasePeak, ...]
-    end_bytes: tuple[int, ...]  # live after each step of training, to tell a leak by
-    stayed: tuple[Stayed, ...]  # what steps left behind
-    timeline: MeasuredTimeline | None
     notes: tuple[str, ...]
 
 
@@ -79,41 +72,11 @@ class PhasePeak:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spike:
-    """Hold the highest point of one part of a timeline, and where it was."""
-
-    point: int
-    live_bytes: int
-    place: Place
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredTimeline:
-    """Hold memory over the steps: a point for each operator, and one where a part of the work begins."""
-
-    live_bytes: tuple[int, ...]  # the most that was allocated in the operator; on a CPU resident after it
-    marks: tuple[tuple[int, str], ...]  # (point, what begins there), such as (0, "step 1: forward"); as in Timeline
-    spikes: tuple[Spike, ...]  # one for each mark
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stayed:
-    """Count tensors of one kind that steps left behind."""
-
-    count: int
-    num_bytes: int  # together
-    shape: tuple[int, ...]
-    dtype: str
-    made_at: str  # phase, module, operator and line of code, as far as they are known
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
     """Describe live bytes that rose from step to step."""
 
     bytes_per_step: int  # median rise
-    end_bytes: tuple[int, ...]  # after each step that was looked at
-    stayed: tuple[Stayed, ...]  # the largest first
+    end_bytes: tuple[int, ...]  # after each step
 
     def __str__(self) -> str:
         steps = len(self.end_bytes) - 1
@@ -132,23 +95,8 @@ class Measured:
     layers_run: tuple[int, ...]  # what was run: (num_layers,), or the two depths that the peaks are extrapolated from
     baseline_bytes: int  # that of the first phase
     peaks: tuple[PhasePeak, ...]  # in the order of the phases; several of train, one a step
-    timeline: MeasuredTimeline | None
     leak: Leak | None
-    snapshot: Path | None  # PyTorch's memory snapshot, for pytorch.org/memory_viz
     notes: tuple[str, ...]  # what a reader of the figures has to know
-
-    def peak(self, phase: Phase) -> PhasePeak:
-        """Return the largest of a phase. Raises KeyError where it was not measured."""
-        found = [each for each in self.peaks if each.phase == phase]
-        if not found:
-            raise KeyError(phase)
-        return max(found, key=lambda each: each.allocated_bytes or each.total_bytes)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all but the timeline, for JSON; the names are those of the attributes."""
-        told = as_json(replace(self, timeline=None))
-        del told["timeline"]
-        return told
 
 
 def as_json(message: Any) -> dict[str, Any]:

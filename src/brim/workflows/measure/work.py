@@ -16,7 +16,7 @@ import gc
 import json
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -48,8 +48,8 @@ from brim.models import LLM, device_facts, device_name, load_llm, pick_device
 from brim.models.loss import base_model
 from brim.train import CheckpointStore, Loop, Record, RunLength, TrainState, build_job
 from brim.units import format_count
-from brim.workflows.measure.messages import PhasePeak, Report, Request, Stayed
-from brim.workflows.measure.record import Living, Meter, Recorder, living, meter_of
+from brim.workflows.measure.messages import PhasePeak, Report, Request
+from brim.workflows.measure.record import Meter, meter_of
 
 
 def write_random_weights(folder: Path) -> None:
@@ -79,36 +79,29 @@ def _report(request: Request) -> Report:
     device = _device(request.device)
     if device.type == "cpu":
         with tiny(request) as rehearsal:
-            run_on(rehearsal, device, meter_of(device))
+            load_bench(rehearsal, device, meter_of(device)).run()
     gc.freeze()  # the collector need not scan again and again what was imported
     meter = meter_of(device)
-    bench = run_on(request, device, meter)
+    bench = load_bench(request, device, meter)
+    bench.run()
     return Report(
         device=device_name(device),
         kind=meter.kind,
         baseline_bytes=meter.baseline_bytes,
         peaks=tuple(bench.peaks),
-        end_bytes=tuple(bench.end_bytes),
-        stayed=bench.stayed(),
-        timeline=None if bench.recorder is None else bench.recorder.timeline(),
         notes=tuple(bench.notes),
     )
 
 
-def run_on(request: Request, device: torch.device, meter: Meter, recorder: Recorder | None = None) -> Bench:
-    """Load the model and run the phases in this process. recorder: default: what the request asks for."""
-    if recorder is None and request.records:
-        recorder = Recorder(device, meter, request.snapshot)
+def load_bench(request: Request, device: torch.device, meter: Meter) -> Bench:
+    """Load the model in this process, for the phases to be run on it."""
     facts = device_facts(device)
     config = resolve(request.config, facts, context_length=request.folder.context_length).config
     meter.begin()
     # Random weights are drawn where they will stay: on one core of a CPU, those of 8 billion take minutes.
     with device if config.initialize == "random" and device.type == "cuda" else nullcontext():
         llm = load_llm(config, request.folder, device, trainable=request.trainable)
-    bench = Bench(request, config, llm, meter, recorder)
-    bench.peaks.append(meter.peak("load"))
-    bench.run()
-    return bench
+    return Bench(request, config, llm, meter)
 
 
 def _device(name: str | None) -> torch.device:
@@ -126,57 +119,32 @@ def _device(name: str | None) -> torch.device:
 class Bench:
     """Run the phases on one loaded model, and collect what they take."""
 
-    def __init__(self, request: Request, config: Config, llm: LLM, meter: Meter, recorder: Recorder | None) -> None:
-        self._request, self._config, self._llm, self._meter = request, config, llm, meter
-        self._vocabulary = int(llm.model.get_input_embeddings().weight.shape[0])
-        self._living: list[Living] = []
-        self.recorder = recorder
-        self.peaks: list[PhasePeak] = []
-        self.end_bytes: list[int] = []
+    def __init__(self, request: Request, config: Config, llm: LLM, meter: Meter) -> None:
+        self._request, self._config, self._meter = request, config, meter
+        self.llm = llm
+        self.peaks: list[PhasePeak] = [meter.peak("load")]
         self.notes: list[str] = []
+        self._vocabulary = int(llm.model.get_input_embeddings().weight.shape[0])
 
     def run(self) -> None:
         """Run the phases that were asked for, all but loading."""
-        with nullcontext() if self.recorder is None else self.recorder.watching(self._llm.model):
-            for phase in self._request.phases:
-                if phase == "train":
-                    self._train()
-                elif phase != "load":
-                    self._begin(phase)
-                    self._evaluate() if phase == "evaluate" else self._generate()
-                    self.peaks.append(self._meter.peak(phase))
-
-    def stayed(self) -> tuple[Stayed, ...]:
-        """Return what the steps after the first left behind."""
-        return self._living[-1].since(self._living[0]) if self._living else ()
-
-    def step_begins(self, step: int) -> None:
-        """Forget the peak of the step before."""
-        self._begin("forward", f"step {step}")
-
-    def step_ended(self, step: int) -> None:
-        """Read the peak, before looking for leaks takes memory itself."""
-        peak = self._meter.peak("train", step)
-        self.peaks.append(peak)
-        if self._request.looks_for_leaks:
-            self._living.append(living(None if self.recorder is None else self.recorder.where()))
-        looked = self._request.looks_for_leaks and peak.allocated_bytes is None
-        self.end_bytes.append(self._living[-1].num_bytes if looked else peak.end_bytes)
-
-    def _begin(self, phase: str, prefix: str = "") -> None:
-        self._meter.begin()
-        if self.recorder is not None:
-            self.recorder.begin(phase, prefix)
+        for phase in self._request.phases:
+            if phase == "train":
+                self._train()
+            elif phase != "load":
+                self._meter.begin()
+                self._evaluate() if phase == "evaluate" else self._generate()
+                self.peaks.append(self._meter.peak(phase))
 
     def _train(self) -> None:
         """Run the run's own loop, ended before its first checkpoint."""
-        request, config, llm = self._request, self._config, self._llm
+        request, config, llm = self._request, self._config, self.llm
         size = len(request.step_lengths[0])
         num_rows = (request.num_steps + _OVERFLOWS + 1) * size  # more than are run, so that no epoch ends
         lengths = in_order_of_steps(request.step_lengths, num_rows=num_rows, seed=config.random_seed)
         rows = random_rows(lengths, vocabulary=self._vocabulary, supervised=True, seed=config.random_seed)
         with tempfile.TemporaryDirectory() as folder:
-            stepper = _Stepper(self, request.num_steps)
+            stepper = _Stepper(self._meter, request.num_steps)
             job = build_job(
                 config,
                 self._trainer(size),
@@ -189,13 +157,10 @@ class Bench:
                 store=CheckpointStore(Path(folder)),
                 observer=stepper,
             )
-            recorder = self.recorder
-            if recorder is not None:
-                job.optimizer.register_step_pre_hook(lambda *given: recorder.begin("optimizer"))
-                llm.model.register_forward_pre_hook(lambda *given: recorder.begin_once("forward"))
-            self.step_begins(1)
+            self._meter.begin()
             with suppress(_EnoughSteps):
                 Loop(job, TrainState()).run(threading.Event())
+            self.peaks += stepper.peaks
             if stepper.num_overflows:
                 self.notes.append(
                     f"{format_count(stepper.num_overflows, 'step')} left out: fp16 gradients overflowed, so no update"
@@ -217,7 +182,7 @@ class Bench:
         )
 
     def _evaluate(self) -> None:
-        llm = self._llm
+        llm = self.llm
         rows = self._rows(supervised=True)
         score_rows(
             llm.model,
@@ -231,9 +196,8 @@ class Bench:
 
     def _generate(self) -> None:
         """Generate the most new tokens: the end is a token that no vocabulary has."""
-        llm, config = self._llm, self._config
+        llm, config = self.llm, self._config
         rows = self._rows(supervised=False)
-        self._mark_passes()
         generation = config.generation.model_copy(update={"eos_token_id": None})
         settings = generation_settings(generation, pad_id=_PAD_ID, end_ids=[self._vocabulary])
         base = base_model(llm.model)
@@ -249,18 +213,6 @@ class Bench:
             is_misled=False,  # the passes that check it would be measured, too
         )
         respond_to(engine, rows)
-
-    def _mark_passes(self) -> None:
-        """Mark passes: one over several tokens of a row reads prompts, the others write a token each."""
-        recorder = self.recorder
-        if recorder is None:
-            return
-
-        def begin(module: Any, given: Any, named: Mapping[str, Any]) -> None:
-            ids = named["input_ids"]
-            recorder.begin_once("prefill" if ids.shape[1] > 1 else "decode")
-
-        self._llm.model.register_forward_pre_hook(begin, with_kwargs=True)
 
     def _rows(self, *, supervised: bool) -> TokenRows:
         lengths = [self._request.sequence_length] * self._request.batch_size
@@ -286,30 +238,29 @@ class _EnoughSteps(Exception):
 class _Stepper:
     """Take the peaks between the loop's steps."""
 
-    def __init__(self, bench: Bench, num_steps: int) -> None:
-        self._bench = bench
-        self._num_steps = num_steps
+    def __init__(self, meter: Meter, num_steps: int) -> None:
+        self._meter, self._num_steps = meter, num_steps
         self._overflowed = False
-        self._step = 1
+        self.peaks: list[PhasePeak] = []
         self.num_overflows = 0
 
     def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None: ...
 
     def write(self, record: Record) -> None:
         if record.get("event") == "oom":
-            raise _ran_out(f"{record['message']}, in step {self._step}")  # a retry would measure another step
+            # A retry would measure another step.
+            raise _ran_out(f"{record['message']}, in step {len(self.peaks) + 1}")
         if record.get("event") == "overflow":
             self._overflowed = True
         elif record.get("split") == "train" and self._overflowed:
             self._overflowed = False
             self.num_overflows += 1
-            self._bench.step_begins(self._step)
+            self._meter.begin()
         elif record.get("split") == "train":
-            self._bench.step_ended(self._step)
-            if self._step == self._num_steps:
+            self.peaks.append(self._meter.peak("train", len(self.peaks) + 1))
+            if len(self.peaks) == self._num_steps:
                 raise _EnoughSteps
-            self._step += 1
-            self._bench.step_begins(self._step)
+            self._meter.begin()
 
     def close(self) -> None: ...
 
@@ -349,9 +300,6 @@ def tiny(request: Request) -> Iterator[Request]:
             sequence_length=_TOKENS,
             step_lengths=((_TOKENS,),),
             num_steps=1,
-            records=False,
-            snapshot=None,
-            looks_for_leaks=False,
         )
 
 
