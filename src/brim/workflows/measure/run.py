@@ -21,11 +21,10 @@ import torch
 
 from brim.config import accumulates
 from brim.config.schema import Config, FinetuneTrainer
-from brim.errors import ConfigError, InputError
 from brim.memory import MemoryPrediction, Timeline, predict_memory, with_checkpointing
 from brim.memory.devices import PACKING_BYTES
 from brim.memory.events import Phase
-from brim.models import require_trainable, with_stored_quantization
+from brim.models import with_stored_quantization
 from brim.models.folders import ModelFolder, locate
 from brim.workflows.measure.messages import (
     Leak,
@@ -155,10 +154,8 @@ def measure(
     steps: of training; from five on, it is seen whether they leave memory behind. layers: run this many and twice as
     many decoder layers, and extrapolate to the model's depth.
 
-    Raises ConfigError where training is asked for and the configuration has none; BrimError where the device is too
-    small, or its memory cannot be measured.
+    Raises BrimError where the device is too small, or its memory cannot be measured.
     """
-    _require_possible(config, folder, phases, sequence_length)
     request = Request(
         config=config,
         folder=folder,
@@ -187,26 +184,6 @@ def measured_alone(request: Request, environment: Mapping[str, str] = RETURNED_A
     """
     with tempfile.TemporaryDirectory() as name, _with_weights(request, Path(name)) as ready:
         return of_json(Report, _run(measured_here, as_json(ready), Path(name), environment))
-
-
-def _require_possible(config: Config, folder: ModelFolder, phases: Sequence[Phase], sequence_length: int) -> None:
-    if "train" in phases:
-        require_trainable(config, folder)
-        if not isinstance(config.trainer, FinetuneTrainer):
-            raise ConfigError(
-                what="a training step cannot be measured: this configuration does not train",
-                where="trainer.type",
-                expected="finetune",
-                fix="set trainer.type: finetune, or measure other phases",
-            )
-    context = folder.context_length
-    if context is not None and sequence_length > context:
-        raise InputError(
-            what=f"rows of {sequence_length:,} tokens are longer than the model's context",
-            where="--sequence-length",
-            expected=f"at most {context:,}",
-            fix="choose a shorter one",
-        )
 
 
 def _parts(request: Request) -> list[Request]:
@@ -382,23 +359,16 @@ def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
 def extrapolated(fewer: PhasePeak, more: PhasePeak, of: Depths) -> PhasePeak:
     """Return the peak at the whole depth, on the line through two measured ones."""
     assert (fewer.phase, fewer.step) == (more.phase, more.step), "the same phase at two depths"
-    return PhasePeak(
-        phase=more.phase,
-        step=more.step,
-        allocated_bytes=_or_none(fewer.allocated_bytes, more.allocated_bytes, of),
-        reserved_bytes=_or_none(fewer.reserved_bytes, more.reserved_bytes, of),
-        outside_bytes=_or_none(fewer.outside_bytes, more.outside_bytes, of),
-        total_bytes=_on_line(fewer.total_bytes, more.total_bytes, of),
-        end_bytes=_on_line(fewer.end_bytes, more.end_bytes, of),
-        baseline_bytes=more.baseline_bytes,
-    )
+    sizes = {name: _on_line(getattr(fewer, name), getattr(more, name), of) for name in _SIZES}
+    return replace(more, **sizes)
 
 
-def _or_none(first: int | None, second: int | None, of: Depths) -> int | None:
-    return None if first is None or second is None else _on_line(first, second, of)
+_SIZES = ("allocated_bytes", "reserved_bytes", "outside_bytes", "total_bytes", "end_bytes")  # of what the layers add to
 
 
-def _on_line(first: int, second: int, of: Depths) -> int:
+def _on_line(first: int | None, second: int | None, of: Depths) -> Any:
+    if first is None or second is None:
+        return None
     return round(first + (second - first) * (of.whole - of.fewer) / (of.more - of.fewer))
 
 

@@ -31,7 +31,7 @@ from brim.batching.growth import BatchSchedule
 from brim.config import WAYS as WAYS_TO_MOVE, resolve
 from brim.config.schema import Config, FinetuneTrainer, LearningRateScheduler
 from brim.data.tokens import TokenRow, TokenRows, rows_of_step
-from brim.errors import BrimError, InputError
+from brim.errors import BrimError
 from brim.infer.engines import (
     USUAL_PASS_TOKENS,
     Engine,
@@ -76,7 +76,7 @@ def run(request: Request) -> Report:
 
 
 def _report(request: Request) -> Report:
-    device = _device(request.device)
+    device = pick_device() if request.device is None else torch.device(request.device)
     if device.type == "cpu":
         with tiny(request) as rehearsal:
             load_bench(rehearsal, device, meter_of(device)).run()
@@ -102,18 +102,6 @@ def load_bench(request: Request, device: torch.device, meter: Meter) -> Bench:
     with device if config.initialize == "random" and device.type == "cuda" else nullcontext():
         llm = load_llm(config, request.folder, device, trainable=request.trainable)
     return Bench(request, config, llm, meter)
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        return pick_device()
-    if name not in ("cpu", "cuda") or (name == "cuda" and not torch.cuda.is_available()):
-        raise InputError(
-            what=f"there is no device {name!r} here to measure on",
-            expected="cuda" if torch.cuda.is_available() else "cpu",
-            fix="leave it out: then the local one is used",
-        )
-    return torch.device(name)
 
 
 class Bench:
@@ -168,7 +156,7 @@ class Bench:
 
     def _trainer(self, size: int) -> FinetuneTrainer:
         trainer = self._config.trainer
-        assert isinstance(trainer, FinetuneTrainer), "_require_possible has refused all others"
+        assert isinstance(trainer, FinetuneTrainer), "the prediction has refused all others"
         return trainer.model_copy(
             update={
                 "batch_size": self._request.batch_size,
