@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from brim.errors import BrimError
 from brim.models.folders import locate
 from brim.train import gradient
 from brim.workflows.measure import PhasePeak, run as process
-from brim.workflows.measure.messages import Report, as_json
+from brim.workflows.measure.messages import Report, Request, as_json, of_json, rise_per_step
 from brim.workflows.measure.record import ResidentMeter
 from brim.workflows.measure.run import (
     Depths,
@@ -97,6 +99,36 @@ def test_each_step_of_the_loop_gets_its_lengths_and_rows_are_all_learned_from_or
 
 
 @pytest.fixture
+def asked(tiny_base):
+    """Makes a request. settings: brim's configuration. changes: of the request."""
+
+    def make(settings=None, **changes):
+        given = {"trainer": {"type": "finetune", "learning_rate": 0.001}, "generation": {"max_new_tokens": 3}}
+        request = Request(
+            config=load_config({"base_model": str(tiny_base), **given, **(settings or {})}).config,
+            folder=locate(str(tiny_base)),
+            trainable=True,
+            batch_size=2,
+            sequence_length=16,
+            step_lengths=((16, 16),),
+            num_steps=2,
+            phases=("train",),
+            device="cpu",
+        )
+        return replace(request, **changes)
+
+    return make
+
+
+def test_a_request_comes_back_equal_from_json_with_the_keys_that_were_set(asked):
+    request = asked({"adapter": {"type": "lora", "target_modules": ["q_proj"]}}, step_lengths=((3, 4), (5, 6)))
+    back = of_json(Request, json.loads(json.dumps(as_json(request))))
+    assert back == request
+    assert back.config.trainer.model_fields_set == request.config.trainer.model_fields_set
+    assert isinstance(back.folder.path, Path)
+
+
+@pytest.fixture
 def parts(monkeypatch):
     """What would have been measured; each process reports 1,000 bytes a layer and 10 a phase."""
     asked = []
@@ -151,6 +183,20 @@ def test_two_depths_are_run_and_the_peaks_extrapolated(measured, parts):
     assert "extrapolated from 1 and 2 layers of random weights to 40" in found.notes
 
 
+def test_when_live_bytes_count_as_rising_from_step_to_step():
+    for end_bytes, tolerance_bytes, rise in (
+        ([100, 900, 1000, 1100, 1350], 0, 100),  # every step after the first; the median
+        ([100, 900, 900, 900, 900], 0, None),  # the first step bears what stays for good
+        ([0, 10, 20, 30, 30, 40], 0, None),  # one step that does not rise is enough
+        ([0, 10, 20, 30], 0, None),  # two rises are too few
+        ([0, 10, 20, 30, 40], 0, 10),
+        ([0, 512, 1024, 1536, 2048], 512, None),  # within the rounding
+        ([0, 512, 1024, 1536, 2048], 511, 512),
+        ([], 0, None),
+    ):
+        assert rise_per_step(end_bytes, tolerance_bytes=tolerance_bytes) == rise, end_bytes
+
+
 @pytest.mark.usefixtures("parts")
 def test_live_bytes_that_rise_at_each_step_are_a_leak(measured):
     found = measured(phases=("train",), steps=5)
@@ -196,43 +242,35 @@ def ran(request, meter):
     return bench
 
 
-@pytest.mark.run
-def test_each_step_has_a_peak_of_its_own(asked):
-    meter = Counting()
-    bench = ran(asked({"adapter": "lora"}, num_steps=3), meter)
-    assert [(peak.phase, peak.step) for peak in bench.peaks] == [("load", None), *(("train", n) for n in (1, 2, 3))]
-    assert (meter.begun, bench.notes) == (4, [])
-
-
-@pytest.mark.run
-def test_what_only_runs_is_evaluated_and_generates_all_its_tokens(asked, monkeypatch):
-    widths = []
+@pytest.fixture
+def widths(monkeypatch):
+    """The rows and tokens of each pass through the model."""
+    found = []
     forward = LlamaModel.forward
 
     def watched(self, input_ids=None, **others):
-        widths.append(tuple(input_ids.shape))
+        found.append(tuple(input_ids.shape))
         return forward(self, input_ids=input_ids, **others)
 
     monkeypatch.setattr(LlamaModel, "forward", watched)
+    return found
+
+
+@pytest.mark.run
+def test_micro_batches_and_lengths_are_those_that_were_asked_for_and_each_step_has_a_peak_of_its_own(asked, widths):
+    meter = Counting()
+    bench = ran(asked({"adapter": "lora"}, step_lengths=((9, 9, 5, 5), (12, 3, 3, 3))), meter)
+    assert widths == [(2, 9), (2, 5), (2, 12), (2, 3)]
+    assert [(peak.phase, peak.step) for peak in bench.peaks] == [("load", None), ("train", 1), ("train", 2)]
+    assert (meter.begun, bench.notes) == (3, [])
+
+
+@pytest.mark.run
+def test_what_only_runs_is_evaluated_and_generates_all_its_tokens(asked, widths):
     bench = ran(asked(trainable=False, phases=("evaluate", "generate")), Counting())
     assert [peak.phase for peak in bench.peaks] == ["load", "evaluate", "generate"]
     # Scored; prefill and two decoded, which make three new tokens.
     assert widths[-4:] == [(2, 16), (2, 16), (2, 1), (2, 1)]
-
-
-@pytest.mark.run
-def test_micro_batches_and_lengths_are_those_that_were_asked_for(asked, monkeypatch):
-    shapes = []
-    collate = gradient.collate
-
-    def watched(rows, *, pad_id):
-        batch = collate(rows, pad_id=pad_id)
-        shapes.append(tuple(batch.input_ids.shape))
-        return batch
-
-    monkeypatch.setattr(gradient, "collate", watched)
-    ran(asked(step_lengths=((9, 9, 5, 5), (12, 3, 3, 3))), Counting())
-    assert shapes == [(2, 9), (2, 5), (2, 12), (2, 3)]
 
 
 @pytest.mark.run
@@ -249,14 +287,6 @@ def test_fp16_steps_that_overflow_are_left_out_and_told(asked, monkeypatch):
     assert [peak.step for peak in bench.peaks if peak.phase == "train"] == [1, 2]
     (note,) = bench.notes
     assert note.startswith("1 step left out: fp16 gradients overflowed")
-
-
-@pytest.mark.run
-def test_the_rehearsal_runs_the_same_phases_on_a_model_that_fits_anywhere(asked):
-    request = asked({"adapter": {"type": "lora", "target_modules": ["q_proj"]}}, phases=("train",))
-    with tiny(request) as rehearsal:
-        bench = ran(rehearsal, Counting())
-    assert [peak.phase for peak in bench.peaks] == ["load", "train"]
 
 
 @linux
