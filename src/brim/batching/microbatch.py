@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,15 +34,30 @@ def cutter_of(state: Mapping[str, Any]) -> Cutter:
 _NOTCH = 0.7
 
 
-class _Capped(ABC):
-    """Keep the limit of a cutter, which falls where memory runs out, and rises again after clean steps."""
+class Cutter(ABC):
+    """Partition effective batches, equally for equal calls, under a limit. Its state goes into the checkpoint.
+
+    The limit falls where memory runs out, and rises again after clean steps.
+    """
 
     kind: str
     _cap: Cap
     _unit: str
 
+    @abstractmethod
+    def cut(self, lengths: ArrayLike) -> list[MicroBatch]:
+        """Take every row of an effective batch once, none over the cap. lengths: tokens of each row.
+
+        A row that is over the cap alone is a micro-batch by itself: such rows are refused before a run is launched,
+        and one that is left over after the cap was lowered is tried.
+        """
+
     def cut_in_order(self, lengths: ArrayLike, *, num_groups: int) -> list[MicroBatch]:
-        """Take every row once, in order (see Cutter)."""
+        """Take every row once, in order: about `num_groups` micro-batches, more where the cap asks for it.
+
+        Rows of a batch are in random order, so that these are random groups of them, which neighbours in length are
+        not. As in `cut`, a row that is over the cap alone is a micro-batch by itself.
+        """
         tokens = np.asarray(lengths, dtype=np.int64)
         groups = groups_in_order(
             len(tokens), num_groups=num_groups, longest=lambda start, most: self._together(tokens[start:], most)
@@ -50,19 +65,19 @@ class _Capped(ABC):
         return self._formed(np.arange(len(tokens)), tokens, [0, *(stop for _, stop in groups)]) if groups else []
 
     def lower(self, failed: MicroBatch) -> CapChange | None:
-        """Lower the limit below a micro-batch that ran out of memory (see Cutter)."""
+        """Cut smaller from now on, since this micro-batch ran out of memory. None where it is a single row."""
         return None if failed.num_rows == 1 else self._change(self._lowered(failed))
 
     def clean_step(self) -> CapChange | None:
-        """Count a step that went well (see Cutter)."""
+        """Count a step that went well; after enough of them in a row raise the limit, up to its value at launch."""
         return self._change(self._cap.after_clean_step())
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs (see Cutter)."""
+        """Return what a resumed run needs to cut the same, as JSON."""
         return {"kind": self.kind, "cap": asdict(self._cap)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a saved state (see Cutter)."""
+        """Go back to a saved state."""
         assert state["kind"] == self.kind, "the state of another cutter"
         self._cap = Cap.from_dict(state["cap"])
 
@@ -86,8 +101,8 @@ class _Capped(ABC):
         """
 
 
-class ByLength(_Capped):
-    """Partition by predicted costs: a Cutter. Its costs are those of the launch, also in a resumed run."""
+class ByLength(Cutter):
+    """Partition by predicted costs. Its costs are those of the launch, also in a resumed run."""
 
     kind, _unit = "by_length", "bytes"
 
@@ -132,12 +147,12 @@ class ByLength(_Capped):
         return self._formed(order, tokens, borders(terms, tokens[order]))
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs (see Cutter)."""
+        """Return what a resumed run needs."""
         own = {"costs": asdict(self._costs), "most_rows": self._most_rows, "largest": self._largest}
         return {**super().state(), **own}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a saved state (see Cutter)."""
+        """Go back to a saved state."""
         super().restore(state)
         self._costs = Costs.from_dict(state["costs"])
         self._most_rows, self._largest = state["most_rows"], state["largest"]
@@ -169,8 +184,8 @@ class ByLength(_Capped):
         ]
 
 
-class ByRows(_Capped):
-    """Take a fixed number of neighbours in length, the longest first; half as many once memory ran out. A Cutter."""
+class ByRows(Cutter):
+    """Take a fixed number of neighbours in length, the longest first; half as many once memory ran out."""
 
     kind, _unit = "by_rows", "rows"
 
@@ -183,7 +198,7 @@ class ByRows(_Capped):
         return self._cap.now
 
     def cut(self, lengths: ArrayLike) -> list[MicroBatch]:
-        """Take every row once (see Cutter)."""
+        """Take every row once."""
         tokens = np.asarray(lengths, dtype=np.int64)
         cuts = cut_by_rows(tokens, max_rows=self._cap.now)
         return [MicroBatch(rows=rows, padded_length=int(tokens[rows[0]])) for rows in cuts]
@@ -248,36 +263,6 @@ class CapChange:
     before: int
     after: int
     unit: str
-
-
-class Cutter(Protocol):
-    """Partition effective batches, equally for equal calls. Its state goes into the checkpoint."""
-
-    def cut(self, lengths: ArrayLike) -> list[MicroBatch]:
-        """Take every row of an effective batch once, none over the cap. lengths: tokens of each row.
-
-        A row that is over the cap alone is a micro-batch by itself: such rows are refused before a run is launched,
-        and one that is left over after the cap was lowered is tried.
-        """
-
-    def cut_in_order(self, lengths: ArrayLike, *, num_groups: int) -> list[MicroBatch]:
-        """Take every row once, in order: about `num_groups` micro-batches, more where the cap asks for it.
-
-        Rows of a batch are in random order, so that these are random groups of them, which neighbours in length are
-        not. As in `cut`, a row that is over the cap alone is a micro-batch by itself.
-        """
-
-    def lower(self, failed: MicroBatch) -> CapChange | None:
-        """Cut smaller from now on, since this micro-batch ran out of memory. None where it is a single row."""
-
-    def clean_step(self) -> CapChange | None:
-        """Count a step that went well; after enough of them in a row raise the limit, up to its value at launch."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs to cut the same, as JSON."""
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a saved state."""
 
 
 def groups_in_order(num_rows: int, *, num_groups: int, longest: Callable[[int, int], int]) -> list[tuple[int, int]]:
