@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from brim.batching.costs import Costs, Surface
 from brim.batching.memory import OutOfMemory, attempt, random_states, restore_random_states
-from brim.batching.microbatch import ByLength, ByRows, Cutter
+from brim.batching.microbatch import ByLength, ByRows
 from brim.batching.step import GradientStep
 from brim.errors import InputError
 
@@ -103,7 +103,11 @@ class AdaptiveStep:
         self._divisor = 1.0
         self._few_digits: torch.dtype | None = None  # of 16 bits, in which the loss was summed
         self._has_warned = False  # of them
-        self._cutter = _cutter(max_rows=max_rows, max_tokens=max_tokens, by_length=lengths is not None)
+        self._cutter = (
+            ByRows(max_rows=max_rows or _NO_LIMIT)
+            if lengths is None
+            else ByLength(costs=_TOKEN_COSTS, cap_bytes=max_tokens or _NO_LIMIT, most_rows=max_rows, largest=True)
+        )
         self._step = GradientStep(
             cutter=self._cutter,
             parameters=self._parameters,
@@ -190,22 +194,12 @@ class AdaptiveStep:
     def _translate(self, event: Mapping[str, Any]) -> None:
         """Pass an event on with its cap in rows or padded tokens, and no higher than what the batch has."""
         if event["event"] == "cap":
-            if self._lengths is None:
-                most = self._num_rows
-            else:
-                lengths = self._lengths_of(self._batch)
-                most = int(lengths.max()) * self._num_rows
+            most = int(self._lengths_of(self._batch).max()) * self._num_rows
             unit = "rows" if self._lengths is None else "tokens"
             event = {**event, "before": min(event["before"], most), "after": min(event["after"], most), "unit": unit}
         elif event["event"] == "oom":
             event = {key: value for key, value in event.items() if key != "predicted_bytes"}
         self._on_event(event)
-
-
-def _cutter(*, max_rows: int | None, max_tokens: int | None, by_length: bool) -> Cutter:
-    if by_length:
-        return ByLength(costs=_TOKEN_COSTS, cap_bytes=max_tokens or _NO_LIMIT, most_rows=max_rows, largest=True)
-    return ByRows(max_rows=max_rows or _NO_LIMIT)
 
 
 def _require_usable(model: nn.Module, *, max_rows: int | None, max_tokens: int | None, has_lengths: bool) -> None:
