@@ -24,10 +24,10 @@ def test_a_phase_holds_from_its_first_sample_on():
         1024, 1024, 2048, 2048, 512, 512,
     ]  # fmt: skip
     assert [schedule.index_at(consumed) for consumed in (0, 249_999, 250_000, 10**13)] == [0, 0, 1, 2]
-    assert (schedule.final_size, schedule.largest_size, schedule.is_constant) == (512, 2048, False)
+    assert (schedule.final_size, schedule.is_constant) == (512, False)
     constant = BatchSchedule.constant(8)
     assert constant == BatchSchedule(phases=(Phase(first_sample=0, size=8),)) == schedule_of([(0, 8), (40, 8)])
-    assert (constant.final_size, constant.largest_size, constant.is_constant) == (8, 8, True)
+    assert (constant.final_size, constant.is_constant) == (8, True)
     # Of steps that begin together the last counts.
     assert phases(schedule_of([(0, 4), (0, 8), (10, 16), (10, 32), (20, 32), (30, 4)])) == [(0, 8), (10, 32), (30, 4)]
     assert phases(schedule_of([(0, 4), (10, 8), (10, 4)])) == [(0, 4)]
@@ -44,7 +44,6 @@ def test_every_sample_has_the_size_of_the_last_step_at_or_before_it(steps, first
     for consumed in range(35):
         assert schedule.size_at(consumed) == [size for begin, size in steps if begin <= consumed][-1]
     assert all(a.first_sample < b.first_sample and a.size != b.size for a, b in pairwise(schedule.phases))
-    assert schedule.largest_size == max(phase.size for phase in schedule.phases)
 
 
 # Ramps

@@ -53,7 +53,6 @@ class Totals:
     """Sum up the micro-batches of all steps; extrapolated where fewer steps were looked at."""
 
     num_steps: int
-    num_steps_looked_at: int
     num_micro_batches: int
     seconds: float  # of forward and backward passes
     padded_tokens: int
@@ -195,7 +194,6 @@ def _totals(
     demanding = _most_demanding(*_distinct(*_joined(cut_up)), costs)
     return Totals(
         num_steps=sum(num_steps),
-        num_steps_looked_at=sum(looked_at),
         num_micro_batches=round(num_micro_batches),
         seconds=seconds,
         padded_tokens=round(padded_tokens),

@@ -107,10 +107,6 @@ class BatchSchedule:
         return self.phases[-1].size
 
     @property
-    def largest_size(self) -> int:
-        return max(phase.size for phase in self.phases)
-
-    @property
     def is_constant(self) -> bool:
         return len(self.phases) == 1
 
