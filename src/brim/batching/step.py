@@ -46,6 +46,7 @@ class StepOutcome:
     loss: float
     parts: tuple[Part, ...]
     num_out_of_memory: int  # times that the step was begun again
+    random_before: Mapping[str, Tensor]  # the random states in which it began
 
 
 def run_batches(
@@ -132,7 +133,7 @@ class GradientStep:
 
         After an allocation that failed, the gradients are dropped, random states and buffers rewound, caches freed,
         and the same rows partitioned smaller. A row that is alone already is tried once more; then OutOfMemoryError
-        names it.
+        names it, with gradients dropped, and random states and buffers as they were before the step.
         Any other exception passes through, with the gradients as they were when it was raised.
         """
         random_before = random_states()
@@ -154,7 +155,9 @@ class GradientStep:
             self._buffers.done()
         if not num_out_of_memory:
             self._say(self._cutter.clean_step())
-        return StepOutcome(loss=loss, parts=tuple(parts), num_out_of_memory=num_out_of_memory)
+        return StepOutcome(
+            loss=loss, parts=tuple(parts), num_out_of_memory=num_out_of_memory, random_before=random_before
+        )
 
     def _cut(self, lengths: ArrayLike, num_groups: int | None) -> list[MicroBatch]:
         if num_groups is None:

@@ -43,7 +43,7 @@ class Gradient:
         self._scaler = scaler
         self._pass = MicroBatchPass(llm=job.llm, pad_id=job.pad_id, scaler=scaler)
         self._on_event = on_event
-        self._parameters = [p for p in job.llm.model.parameters() if p.requires_grad]
+        self.parameters = [p for p in job.llm.model.parameters() if p.requires_grad]
         self._indices: NDArray[np.intp] = np.zeros(0, dtype=np.intp)  # of the effective batch among the job's rows
         self._rows: Sequence[TokenRow] = ()  # of it
         self._num_supervised = 0  # tokens of it
@@ -54,7 +54,7 @@ class Gradient:
         # seen keeps that length beside its buffer, which would be put back alone.
         self._step = GradientStep(
             cutter=job.cutter,
-            parameters=self._parameters,
+            parameters=self.parameters,
             backward=self._backward,
             on_event=self._hear,
             name_row=lambda position: f"row {int(job.rows.keys[self._indices[position]])} (numbered from 0)",
@@ -77,7 +77,7 @@ class Gradient:
         lengths = self._job.rows.lengths[indices]
         if not measures_noise or len(indices) == 1:
             return self._step.run(lengths)
-        with GradientNorms(self._parameters) as norms:
+        with GradientNorms(self.parameters) as norms:
             outcome = self._step.run(lengths, num_groups=NUM_GROUPS, meter=norms)
         self.noise = self._noise_of(outcome.parts, norms)
         return outcome
@@ -87,18 +87,19 @@ class Gradient:
         rows = np.concatenate([self._rows_of(part) for part in parts])
         return sorted(int(key) for key in self._job.rows.keys[rows])
 
-    def at_fault(self, parts: Sequence[Part], random_before: Mapping[str, Tensor]) -> list[int]:
+    def at_fault(self, outcome: StepOutcome) -> list[int]:
         """Find the micro-batches whose loss is not finite; else those whose gradient is not, each replayed by itself.
 
-        random_before: the random states in which the step began. All parts, where the replay runs out of memory.
+        All of them, where the replay runs out of memory.
         The losses were kept on the device, so that a step that is well is not held up by looking at each.
         """
+        parts = outcome.parts
         by_loss = [number for number, part in enumerate(parts) if not math.isfinite(part.loss.item())]
         if by_loss:
             return by_loss
         everyone = list(range(len(parts)))
         random_after = random_states()
-        restore_random_states(random_before)  # the same dropout
+        restore_random_states(outcome.random_before)  # the same dropout
         try:
             # Where each gradient is finite, it is their sum that is not.
             found = attempt(lambda: [number for number, part in enumerate(parts) if not self._is_finite(part)])
@@ -109,7 +110,7 @@ class Gradient:
 
     def drop(self) -> None:
         """Forget the gradient."""
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.grad = None
 
     def _noise_of(self, parts: Sequence[Part], norms: GradientNorms) -> NoiseMeasurement | None:
@@ -129,7 +130,7 @@ class Gradient:
     def _is_finite(self, part: Part) -> bool:
         self.drop()
         self._backward(part.micro_batch.rows)
-        return all(bool(p.grad.isfinite().all()) for p in self._parameters if p.grad is not None)
+        return all(bool(p.grad.isfinite().all()) for p in self.parameters if p.grad is not None)
 
     def _backward(self, positions: NDArray[np.intp]) -> Tensor:
         """Add the gradient of one micro-batch; return its part of the batch's mean loss, a scalar."""

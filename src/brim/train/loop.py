@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from brim.batching import ByLength, StepOutcome
 from brim.batching.memory import or_explain, random_states, restore_random_states, second_try
@@ -109,20 +108,14 @@ class Loop:
             consumed_samples=state.consumed_samples, batch_samples=len(indices), size=size
         )
         num_supervised = int(job.rows.num_supervised[indices].sum())
-        random_before = random_states()
+        outcome = self._accumulate(indices, num_supervised)
         try:
-            outcome = self._accumulate(indices, num_supervised)
             norm = self._update.norm(outcome.loss)
         except OutOfMemoryError as error:
-            raise self._ended_before_update(error, random_before) from None
-        not_finite = self._update(
-            outcome,
-            norm,
-            size=size,
-            learning_rate=learning_rate,
-            random_before=random_before,
-            saved_step=self._saved_step,
-        )
+            self._gradient.drop()
+            restore_random_states(outcome.random_before)
+            raise self._saved_first(error) from None
+        not_finite = self._update(outcome, norm, size=size, learning_rate=learning_rate, saved_step=self._saved_step)
         state.step += 1
         state.consumed_samples += len(indices)
         state.num_tokens += int(job.rows.lengths[indices].sum())
@@ -166,7 +159,10 @@ class Loop:
         return rows_of_step(num_rows=len(job.rows), seed=job.seed, consumed_samples=consumed, size=min(size, left))[1]
 
     def _accumulate(self, indices: NDArray[np.intp], num_supervised: int) -> StepOutcome:
-        """Sum the gradient of the mean loss over supervised tokens. Raises OutOfMemoryError, naming the row."""
+        """Sum the gradient of the mean loss over supervised tokens.
+
+        Raises OutOfMemoryError, naming the row, with the state before the step saved.
+        """
         self._peaks.begin()
         try:
             outcome = self._gradient.sum(
@@ -177,23 +173,18 @@ class Loop:
             )
         except OutOfMemoryError as error:
             cutter = self._job.cutter
-            raise of_a_row(
+            named = of_a_row(
                 error,
                 step=self.state.step + 1,
                 predicted_bytes=self._last_event.get("predicted_bytes"),
                 cap_bytes=cutter.cap_bytes if isinstance(cutter, ByLength) else None,
                 settings=self._job.settings,
-            ) from None
+            )
+            raise self._saved_first(named) from None
         # The optimizer's state is born in the first update, and the prediction counts it.
         if self.state.step and not outcome.num_out_of_memory:
             self._peaks.end(part.micro_batch for part in outcome.parts)
         return outcome
-
-    def _ended_before_update(self, error: OutOfMemoryError, random_before: Mapping[str, Tensor]) -> OutOfMemoryError:
-        """Save the state before the step, which changed neither weights nor optimizer; return what to raise."""
-        self._gradient.drop()
-        restore_random_states(random_before)
-        return self._saved_first(error)
 
     def _saved_first(self, error: OutOfMemoryError) -> OutOfMemoryError:
         """Save what has been learned before the run ends; return what to raise then."""

@@ -43,7 +43,7 @@ class WeightUpdate:
         self._gradient = gradient
         self._scaler = scaler
         self._on_event = on_event
-        self._parameters = [p for p in job.llm.model.parameters() if p.requires_grad]
+        self._parameters = gradient.parameters
 
     def norm(self, loss: float) -> float:
         """Unscale and clip the gradient; return its norm. NaN, and nothing is done, where there will be no update.
@@ -79,7 +79,6 @@ class WeightUpdate:
         *,
         size: int,
         learning_rate: float,
-        random_before: Mapping[str, Tensor],
         saved_step: int | None,
     ) -> NotFinite | None:
         """Update the weights, or leave it out where loss or gradient are not finite. Raises BrimError to stop there.
@@ -88,7 +87,7 @@ class WeightUpdate:
         """
         job, scales = self._job, self._scaler.is_enabled()
         if not math.isfinite(outcome.loss) or (not math.isfinite(norm) and not scales):
-            return self._leave_out(outcome, norm, random_before)
+            return self._leave_out(outcome, norm)
         self._state.num_skipped_in_a_row = 0
         job.rates.set(size=size, learning_rate=learning_rate)
         scale = self._scaler.get_scale()
@@ -98,7 +97,7 @@ class WeightUpdate:
             job.observer.write({"step": self._state.step + 1, "event": "overflow", "loss_scale": scale})
         else:
             job.rates.stepped()
-        job.optimizer.zero_grad(set_to_none=True)
+        self._gradient.drop()
         return None
 
     def _step_optimizer(self, saved_step: int | None) -> None:
@@ -119,11 +118,11 @@ class WeightUpdate:
             ),
         )
 
-    def _leave_out(self, outcome: StepOutcome, norm: float, random_before: Mapping[str, Tensor]) -> NotFinite:
+    def _leave_out(self, outcome: StepOutcome, norm: float) -> NotFinite:
         """Drop this step; weights and optimizer stay as they are. Raises BrimError where the run is to stop."""
         job, state = self._job, self._state
-        job.optimizer.zero_grad(set_to_none=True)
-        at_fault = self._gradient.at_fault(outcome.parts, random_before)
+        self._gradient.drop()
+        at_fault = self._gradient.at_fault(outcome)
         not_finite = NotFinite(
             step=state.step + 1,
             loss=outcome.loss,
