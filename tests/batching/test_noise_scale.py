@@ -54,7 +54,7 @@ def test_estimates_are_unbiased(groups, tokens, by_tokens):
 
 
 def test_measurements_by_hand_and_none():
-    """Shares (3, 0) and (1, 2) with weights 3 : 1, whose sum is (4, 2); gradients without noise; no measurements."""
+    # Shares (3, 0) and (1, 2) with weights 3 : 1, whose sum is (4, 2).
     two = NoiseMeasurement.of(squared_sum=20.0, squared_shares=[9.0, 5.0], weights=[30, 10], num_rows=6)
     assert two.squared_gradient == pytest.approx(2 * 3 / (1 - 9 / 16 - 1 / 16))
     assert two.gradient_variance == pytest.approx(6 * (20 - 16))
@@ -82,23 +82,6 @@ def test_the_average_is_the_weighted_mean_whose_weights_halve_in_ten_measurement
         expected = np.average(values[:number], axis=0, weights=weights)
         assert [noise.squared_gradient, noise.gradient_variance] == pytest.approx(expected.tolist())
         assert noise.num_measurements == number
-
-
-def test_the_smoothed_ratio_converges():
-    """A batch of 12 rows where the noise scale is 21: one measurement says little, the average says it."""
-    random = np.random.default_rng(2)
-    noise, seen, single = NoiseScale(), [], []
-    for _ in range(1500):
-        one = measured(draw(random, EQUAL), EQUAL, [2, 2, 2, 2, 1, 1, 1, 1])
-        noise = noise.after(one)
-        single.append(one.gradient_variance / one.squared_gradient)
-        seen.append(noise.rows)
-    assert pytest.approx(20.81, abs=0.01) == TRACE / SQUARED
-    assert np.median(seen[50:]) == pytest.approx(TRACE / SQUARED, rel=0.1)
-    far = np.abs(np.log(np.abs(single)) - math.log(TRACE / SQUARED)) > math.log(2)
-    assert np.mean(far) > 0.2
-    known = np.array([rows or math.inf for rows in seen[50:]])
-    assert np.mean(np.abs(np.log(known) - math.log(TRACE / SQUARED)) > math.log(2)) < 0.02
 
 
 @pytest.mark.parametrize(
@@ -146,7 +129,7 @@ def noise(rows, num_measurements=5):
     return NoiseScale(num_measurements=num_measurements, squared_gradient=1.0, gradient_variance=float(rows))
 
 
-def adaptation(size, smallest=32, largest=256):
+def adaptation(size, smallest=32, largest=200):
     return Adaptation(size=size, smallest=smallest, largest=largest)
 
 
@@ -170,9 +153,11 @@ NOISE, SIGNAL = (
         (64, [32.1] * 9, [64] * 9),
         (64, [500, 500, 100, 500, 500, 500], [64] * 5 + [128]),  # once undecided: votes begin again
         (64, [500, 500, 20, 500, 500, 500], [64] * 5 + [128]),
-        (64, [500] * 7, [64, 64, 128, 128, 128, 256, 256]),  # and after a move
-        (64, [1e9] * 12, [64, 64, 128, 128, 128, 256] + [256] * 6),
-        (256, [0] * 12, [256, 256, 128, 128, 128, 64, 64, 64, 32, 32, 32, 32]),
+        (64, [500] * 7, [64, 64, 128, 128, 128, 200, 200]),  # and after a move; the last rung need not be a doubling
+        (64, [1e9] * 12, [64, 64, 128, 128, 128, 200] + [200] * 6),
+        (128, [200] * 3, [128, 128, 200]),
+        (200, [128] * 3, [200, 200, 128]),
+        (200, [0] * 12, [200, 200, 128, 128, 128, 64, 64, 64, 32, 32, 32, 32]),
         (64, [128, 128, 128, 65, 65, 65, 65], [64, 64] + [128] * 5),  # not back within a factor of two
         (64, [128, 128, 128, 64, 64, 64], [64, 64, 128, 128, 128, 64]),
         (48, [64] * 3, [48, 48, 64]),  # from between two rungs
@@ -189,14 +174,6 @@ def test_moves(start, scales, expected):
         now = now.after(scale if isinstance(scale, NoiseScale) else noise(scale))
         seen.append(now.size)
     assert seen == expected
-
-
-@pytest.mark.parametrize(("start", "scale", "moved"), [(128, 200, 200), (200, 128, 128)])
-def test_the_last_rung_need_not_be_a_doubling(start, scale, moved):
-    now = adaptation(start, 32, 200)
-    for expected in (start, start, moved):
-        now = now.after(noise(scale))
-        assert now.size == expected
 
 
 @given(
