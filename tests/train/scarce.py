@@ -16,7 +16,7 @@ from brim.batching.growth import BatchSchedule
 from brim.config.schema import FinetuneTrainer, GradientClippingConfig
 from brim.data.tokens import TokenRow, TokenRows
 from brim.models import LLM, precision
-from brim.train import CheckpointStore, LearningRate, Loop, RunLength, TrainState, build_optimizer
+from brim.train import CheckpointStore, LearningRate, Loop, Observer, RunLength, TrainState, build_optimizer
 from brim.train.job import Stopping, TrainJob, measure_every
 from brim.train.optimizer import FixedBetas, update_rates
 
@@ -104,20 +104,18 @@ class Watched(ByRows):
         self._is_replay = False
 
     def cut(self, lengths):
-        cut = super().cut(lengths)
         if self._is_replay:
-            self.cuts[-1] = cut
-        else:
-            self.cuts.append(cut)
+            self.cuts.pop()
         self._is_replay = False
-        return cut
+        self.cuts.append(super().cut(lengths))
+        return self.cuts[-1]
 
     def lower(self, failed):
         self._is_replay = True
         return super().lower(failed)
 
 
-class Log:
+class Log(Observer):
     """An observer that keeps all records, and may ask for a stop."""
 
     def __init__(self, stop_after=None):
@@ -125,14 +123,10 @@ class Log:
         self.stop = threading.Event()
         self._stop_after = stop_after
 
-    def start(self, *, first_step, total_steps, total_samples): ...
-
     def write(self, record):
         self.records.append(dict(record))
         if record.get("split") == "train" and record["step"] == self._stop_after:
             self.stop.set()
-
-    def close(self): ...
 
     @property
     def steps(self):

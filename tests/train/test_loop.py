@@ -7,11 +7,12 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from tests.batching.cost_examples import linear_costs
 from tests.gallery import usual
 from tests.train.scarce import LENGTHS, OUT, Given, Run, Shortage, Watched, apart, equal
 
 import brim
-from brim.batching import ByLength, Costs, Surface
+from brim.batching import ByLength
 from brim.config.schema import GradientClippingConfig
 from brim.data.tokens import TokenRows
 from brim.errors import BrimError, OutOfMemoryError, Problem
@@ -119,25 +120,6 @@ def test_dropout_and_the_loss_scale_of_fp16_are_those_of_a_run_with_the_same_cut
     assert scales[0] == scales[1]
 
 
-@pytest.mark.parametrize(
-    ("lengths", "size", "sizes"),
-    [(LENGTHS[:5], 32, [5, 5]), (LENGTHS[:9], 4, [4, 4, 1, 4, 4, 1]), ([7], 8, [1, 1])],
-    ids=["effective batch larger than the data", "a last batch of one row", "one row"],
-)
-def test_odd_sizes(tmp_path, clean, lengths, size, sizes):
-    scarce = Run(tmp_path, lengths=lengths, size=size)
-    passes = len(scarce.cutter.cut(scarce.job.rows.lengths[:size]))
-    scarce.cutter.cuts.clear()
-    Shortage(scarce.model, backward=[passes])  # the last of the first step
-    scarce.train()
-    assert scarce.loop.num_out_of_memory == 1
-    assert [step["effective_batch_size"] for step in scarce.log.steps] == sizes
-    np.testing.assert_allclose(scarce.log.losses, clean(lengths=lengths, size=size).log.losses, rtol=1e-5)
-    if len(lengths) == 1:  # a row that fits at the second try is learned from once
-        assert [event["event"] for event in scarce.log.events] == ["oom", "replay"]
-        assert_same([scarce], clean(lengths=lengths, size=size))
-
-
 def test_a_run_that_was_stopped_goes_on_to_the_bit_also_across_what_ran_out(tmp_path):
     """The sixth pass, the second of the second step, runs out: in the first session or in the second."""
     settings = {"optimizer": adam, "dropout": 0.2}
@@ -157,24 +139,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit_also_across_what_ran_out(tmp_
         assert_same([first, second], whole)
         assert second.cutter.state() == whole.cutter.state()
         assert second.newest().state["cutter"] == whole.newest().state["cutter"]
-
-
-def test_the_limit_is_raised_after_clean_steps_and_that_count_is_in_the_checkpoint(tmp_path):
-    def ends(run):
-        return [(event["step"], event["before"], event["after"]) for event in run.log.events if event["event"] == "cap"]
-
-    few = {"lengths": LENGTHS[:4], "size": 2, "epochs": 27}
-    whole = Run(tmp_path / "whole", **few)
-    Shortage(whole.model, forward=[2])
-    whole.train()
-    assert ends(whole) == [(2, 2, 1), (52, 1, 2)]
-    first = Run(tmp_path / "parts", stop_after=40, **few)
-    Shortage(first.model, forward=[2])
-    with pytest.raises(KeyboardInterrupt):
-        first.train()
-    second = Run(tmp_path / "parts", checkpoint=first.newest(), **few).train()
-    assert ends(second) == [(52, 1, 2)]
-    assert equal(second.weights, whole.weights)
 
 
 def test_another_plan_or_an_older_checkpoint_begins_with_its_own_limit(tmp_path):
@@ -213,9 +177,7 @@ def test_a_row_that_never_fits_is_named_and_what_was_learned_before_is_saved(tmp
 
 def test_predicted_bytes_are_named_with_the_limit_and_peaks_kept_by_shape(tmp_path):
     def cutter(bytes_per_token, cap_bytes):
-        values = ((bytes_per_token, 100 * bytes_per_token),)
-        plane = Surface(base=0, lengths=(1,), tokens=((1, 100),), values=values)
-        return ByLength(costs=Costs(peak=plane, static_bytes=0, time=plane), cap_bytes=cap_bytes)
+        return ByLength(costs=linear_costs(bytes_per_token=bytes_per_token, static_bytes=0), cap_bytes=cap_bytes)
 
     run = Run(tmp_path / "failed", cutter=cutter(1024, 15 * 1024), lengths=[10], size=1)
     Shortage(run.model, forward=[1, 2])
