@@ -1,24 +1,15 @@
 """The same runs on a CUDA device, where there is one, and a device that runs out of memory in the middle of a step."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from tests.gallery import usual
+from tests.integration.conftest import events, losses
 from torch import nn
 
 import brim
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-
-
-def log(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(run):
-    return [record["loss"] for record in log(run) if record.get("split") == "train"]
 
 
 def opens_with_its_figures(run, sums_file, result, *, tolerance):
@@ -39,7 +30,7 @@ def test_a_gpu_gives_the_losses_of_a_cpu(tiny_base, sums_file, tmp_path, monkeyp
         patch.setattr("brim.session.pick_device", lambda: torch.device("cpu"))
         brim.Model(usual(tiny_base, precision="fp32")).train(sums_file, output_directory=tmp_path / "cpu")
     tolerance = 1e-3 if precision == "fp32" else 2e-2
-    assert not [record for record in log(tmp_path / "gpu") if record.get("event") == "overflow"]
+    assert not events(tmp_path / "gpu", "overflow")
     np.testing.assert_allclose(losses(tmp_path / "gpu"), losses(tmp_path / "cpu"), rtol=tolerance)
     evaluated = 1e-5 if precision == "fp32" else 1e-3
     model = opens_with_its_figures(tmp_path / "gpu", sums_file, result, tolerance=evaluated)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from tests.infer.families import FAMILIES, MOST_NEW, RECURRENT, alone, build, ended, prompts
+from tests.gallery import usual
+from tests.infer.families import FAMILIES, GREEDY, MOST_NEW, RECURRENT, alone, build, ended, prompts, rows_of
 
 import brim
-from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import OutOfMemoryError
 from brim.infer.engines import FixedRoom, SlotsEngine, StaticEngine, respond_to
 from brim.models import precision
@@ -14,6 +14,7 @@ from brim.models import precision
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 CUDA = torch.device("cuda")
+LONGER = {**GREEDY, "max_new_tokens": 16}
 
 
 def engine(kind, model, settings, *, name="fp32", rows=3, **more):
@@ -26,13 +27,7 @@ def test_greedy_texts_on_a_gpu_are_those_of_a_cpu(family):
     model, rows = build(family), prompts()
     end, expected = ended([alone(model, row) for row in rows])
     model = model.to(CUDA)
-    settings = {
-        "max_new_tokens": MOST_NEW,
-        "do_sample": False,
-        "num_beams": 1,
-        "pad_token_id": 1,
-        "eos_token_id": [end],
-    }
+    settings = {**GREEDY, "max_new_tokens": MOST_NEW, "eos_token_id": [end]}
     for kind in (SlotsEngine, StaticEngine):
         texts = [response.token_ids for response in respond_to(engine(kind, model, settings), rows)]
         assert texts == expected, kind.name
@@ -51,19 +46,6 @@ def larger():
     return LlamaForCausalLM(config).eval().to(CUDA)
 
 
-def long_prompts(lengths):
-    numbers = np.random.default_rng(0)
-    return TokenRows.from_rows(
-        TokenRow(
-            key=key, input_ids=numbers.integers(2, 1000, length).astype(np.int32), supervised=np.zeros(length, bool)
-        )
-        for key, length in enumerate(lengths)
-    )
-
-
-GREEDY = {"max_new_tokens": 16, "do_sample": False, "num_beams": 1, "pad_token_id": 1, "eos_token_id": [0]}
-
-
 @pytest.fixture
 def little_memory():
     """So many bytes beside what is allocated."""
@@ -80,10 +62,10 @@ def little_memory():
 @pytest.mark.parametrize("kind", [SlotsEngine, StaticEngine])
 def test_what_does_not_fit_is_generated_all_the_same_and_once(larger, little_memory, kind):
     """A token keeps 24 KiB: 32 rows of 1,016 tokens 760 MiB."""
-    rows = long_prompts(np.random.default_rng(1).integers(500, 1000, 40))
-    expected = respond_to(engine(StaticEngine, larger, GREEDY, rows=4), rows)
+    rows = rows_of(np.random.default_rng(1).integers(500, 1000, 40), vocabulary=1000)
+    expected = respond_to(engine(StaticEngine, larger, LONGER, rows=4), rows)
     done, told = [], []
-    limited = engine(kind, larger, GREEDY, rows=32, on_smaller=told.append)
+    limited = engine(kind, larger, LONGER, rows=32, on_smaller=told.append)
     little_memory(400 << 20)
     assert respond_to(limited, rows, on_batch=done.append) == expected
     assert told
@@ -91,19 +73,19 @@ def test_what_does_not_fit_is_generated_all_the_same_and_once(larger, little_mem
 
 
 def test_a_row_that_never_fits_is_named(larger, little_memory):
-    rows = long_prompts([10, 4000, 10])
+    rows = rows_of([10, 4000, 10], vocabulary=1000)
     little_memory(48 << 20)
     with pytest.raises(OutOfMemoryError, match="row 1"):
-        engine(SlotsEngine, larger, GREEDY).run(rows, on_finished=lambda finished: None)
+        engine(SlotsEngine, larger, LONGER).run(rows, on_finished=lambda finished: None)
 
 
 def test_the_flip_rate_in_bf16_is_below_one_half_and_recorded(larger, record_property):
     """CONTRACT: equal only for recorded, unrefilled batches; up to half of the rows of a random model flip."""
     model = larger.to(torch.bfloat16)
-    rows = long_prompts(np.random.default_rng(1).integers(5, 200, 64))
-    alone_texts = respond_to(engine(SlotsEngine, model, GREEDY, name="bf16-true", rows=1), rows)
+    rows = rows_of(np.random.default_rng(1).integers(5, 200, 64), vocabulary=1000)
+    alone_texts = respond_to(engine(SlotsEngine, model, LONGER, name="bf16-true", rows=1), rows)
     for kind in (SlotsEngine, StaticEngine):
-        found = respond_to(engine(kind, model, GREEDY, name="bf16-true", rows=16), rows)
+        found = respond_to(engine(kind, model, LONGER, name="bf16-true", rows=16), rows)
         rate = np.mean([one != other for one, other in zip(found, alone_texts, strict=True)])
         record_property(f"flip_rate_{kind.name}", float(rate))
         assert rate <= 0.5, kind.name
@@ -113,13 +95,8 @@ def test_the_flip_rate_in_bf16_is_below_one_half_and_recorded(larger, record_pro
 @pytest.mark.parametrize("name", ["slots", "static"])
 def test_a_data_set_is_predicted_by_each_engine(tiny_base, sums_file, name):
     def texts(engine_name):
-        settings = {
-            "base_model": str(tiny_base),
-            "input_features": [{"name": "question", "type": "text"}],
-            "output_features": [{"name": "answer", "type": "text"}],
-            "precision": "fp32",
-            "generation": {"max_new_tokens": 6, "do_sample": False, "engine": engine_name},
-        }
-        return brim.Model(settings).predict(sums_file).predictions["answer_response"].tolist()
+        generation = {"max_new_tokens": 6, "do_sample": False, "engine": engine_name}
+        model = brim.Model(usual(tiny_base, adapter=None, precision="fp32", generation=generation))
+        return model.predict(sums_file).predictions["answer_response"].tolist()
 
     assert texts(name) == texts("auto")
