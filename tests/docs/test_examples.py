@@ -265,7 +265,8 @@ def test_python(project, capsys):
 def test_readme(folder):
     demo = ROOT / "examples/stdlib_code/config.yaml"
     assert blocks("README", "yaml") == [demo.read_text(encoding="utf-8")]
-    load_config(demo)
+    for example in (demo, demo.with_name("qlora.yaml")):
+        load_config(example)
     shown = re.search(r"^  \$ brim check config.yaml\n(.*?)^  ```", PAGES["README"], flags=re.DOTALL | re.MULTILINE)
     (folder / "config.yaml").write_text(
         "base_model: model\n"

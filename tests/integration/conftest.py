@@ -33,10 +33,14 @@ def events(run, kind):
     return [record for record in log(run) if record.get("event") == kind]
 
 
-def told(run):
-    """Return the log without times, and without where checkpoints were written."""
+def untimed(records):
+    """Return the records without times, and without where checkpoints were written."""
     timed = ("seconds", "peak_bytes")
-    return [{k: v for k, v in r.items() if k not in timed} for r in log(run) if r.get("event") != "checkpoint"]
+    return [{k: v for k, v in r.items() if k not in timed} for r in records if r.get("event") != "checkpoint"]
+
+
+def told(run):
+    return untimed(log(run))
 
 
 @pytest.fixture

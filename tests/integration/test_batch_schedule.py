@@ -13,8 +13,8 @@ import pytest
 import torch
 from tests.batching.cost_examples import linear_costs
 from tests.gallery import stopped_after
-from tests.integration.conftest import events, steps, told
-from tests.train.scarce import Given, Run, Shortage, Watched, equal
+from tests.integration.conftest import events, steps, told, untimed
+from tests.train.scarce import Run, equal
 
 import brim
 from brim.batching import ByLength, ByRows
@@ -44,10 +44,7 @@ def moments(run, kind):
 
 
 def heard(run):
-    """All that two equal runs say alike."""
-    timed = ("seconds", "peak_bytes")
-    records = (record for record in run.log.records if record.get("event") != "checkpoint")
-    return [{key: value for key, value in record.items() if key not in timed} for record in records]
+    return untimed(run.log.records)
 
 
 # Two epochs of 20 rows.
@@ -152,36 +149,6 @@ def test_a_ramp_that_goes_on_with_other_micro_batches_keeps_its_sizes_and_rates(
     np.testing.assert_allclose([o["loss"] for o in other_points], [p["loss"] for p in points], rtol=1e-5)
 
 
-def test_losses_of_a_ramp_do_not_depend_on_the_micro_batches(tmp_path):
-    clean = Run(tmp_path / "2", trainer=RAMP).train()
-    for rows in (1, 3, 20):
-        other = Run(tmp_path / str(rows), trainer=RAMP, cutter=Watched(max_rows=rows)).train()
-        assert [step["num_micro_batches"] for step in other.log.steps] == [-(-size // rows) for size in sizes(other)]
-        np.testing.assert_allclose(other.log.losses, clean.log.losses, rtol=1e-5)
-        mine, theirs = ([point["loss"] for point in moments(run, "point")] for run in (other, clean))
-        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
-
-
-# Micro-batches of two rows: passes 1 to 5 are steps of 2 rows, 6 to 9 of 4, 10 of what the epoch leaves, 11 to 14 of 8.
-@pytest.mark.parametrize(("failing", "step"), [(7, 6), (11, 9)])
-def test_memory_that_runs_out_in_a_ramp_replays_that_step(tmp_path, failing, step):
-    clean = Run(tmp_path / "clean", trainer=RAMP).train()
-    scarce = Run(tmp_path / "scarce", trainer=RAMP)
-    Shortage(scarce.model, backward=[failing])
-    scarce.train()
-    assert [(event["step"], event["event"]) for event in scarce.log.events if event["event"] in ("oom", "replay")] == [
-        (step, "oom"),
-        (step, "replay"),
-    ]
-    assert sizes(scarce) == sizes(clean)
-    for counted in ("num_samples", "num_tokens", "num_supervised_tokens", "learning_rate"):
-        assert [s[counted] for s in scarce.log.steps] == [s[counted] for s in clean.log.steps]
-    np.testing.assert_allclose(scarce.log.losses, clean.log.losses, rtol=1e-5)
-    same = Run(tmp_path / "same", trainer=RAMP, cutter=Given(scarce.cutter.cuts)).train()
-    assert scarce.log.losses == same.log.losses
-    assert equal(scarce.weights, same.weights)
-
-
 def test_the_batch_that_follows_the_noise_moves_within_its_bounds_and_by_what_was_measured(tmp_path):
     run = Run(tmp_path, trainer=NOISE).train()
     changes = moments(run, "schedule")
@@ -223,14 +190,19 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_bit(tmp_path, name):
     before_switch = {change["step"] - 1 for change in moments(whole, "schedule")}
     ends = {step["step"] for step in whole.log.steps if step["num_samples"] % 20 == 0}
     for step in sorted({1, 3, 6} | before_switch | {step + 1 for step in before_switch} | ends)[:-1]:
-        first = Run(tmp_path / str(step), trainer=keys, dropout=0.3, stop_after=step)
-        with pytest.raises(KeyboardInterrupt):
-            first.train()
-        torch.manual_seed(99)
-        second = Run(tmp_path / str(step), trainer=keys, dropout=0.3, checkpoint=first.newest()).train()
-        assert heard(first) + heard(second) == heard(whole)
-        assert equal(second.weights, whole.weights)
-        assert second.newest().state == whole.newest().state
+        assert_goes_on(whole, tmp_path / str(step), step, trainer=keys, dropout=0.3)
+
+
+def assert_goes_on(whole, folder, step, **settings):
+    """A run that stops after this step and goes on is the whole one to the bit."""
+    first = Run(folder, **settings, stop_after=step)
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    torch.manual_seed(99)
+    second = Run(folder, **settings, checkpoint=first.newest()).train()
+    assert heard(first) + heard(second) == heard(whole)
+    assert equal(second.weights, whole.weights)
+    assert second.newest().state == whole.newest().state
 
 
 def test_the_loss_scale_of_fp16_moves_with_updates_and_is_kept_over_a_switch(tmp_path, monkeypatch):
@@ -248,12 +220,7 @@ def test_the_loss_scale_of_fp16_moves_with_updates_and_is_kept_over_a_switch(tmp
     # Updates that were left out have moved neither Adam's count nor the betas that its correction goes by.
     assert saved["rates"]["num_updates"] == len(whole.log.steps) - len(overflows)
     for step in (1, 5, 6):
-        first = Run(tmp_path / str(step), trainer=keys, kind="fp16-mixed", stop_after=step)
-        with pytest.raises(KeyboardInterrupt):
-            first.train()
-        second = Run(tmp_path / str(step), trainer=keys, kind="fp16-mixed", checkpoint=first.newest()).train()
-        assert heard(first) + heard(second) == heard(whole)
-        assert equal(second.weights, whole.weights)
+        assert_goes_on(whole, tmp_path / str(step), step, trainer=keys, kind="fp16-mixed")
 
 
 # Whatever the schedule, the data, the batch and the micro-batches: every row goes in once an epoch

@@ -175,29 +175,3 @@ def test_training_prints_nothing_of_libraries(command, tiny_base, sums_file, tmp
     kept = (tmp_path / "run" / "notes.txt").read_text().splitlines()[1:]
     assert any(line.startswith("adamw_8bit: ") for line in kept)
     assert [line for line in done.err.splitlines() if not line.startswith("step ")] == kept
-
-
-def test_the_demos_base_learns_in_4_bits(tmp_path):
-    """Its layers of 688 inputs are no whole number of blocks of 64 (see models/quantization.py)."""
-    words = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"]
-    rows = {
-        "instruction": [f"Return the {word} item." for word in words],
-        "input": [f"def {word}(items):" for word in words],
-        "output": [f"def {word}(items):\n    return items[{index}]\n" for index, word in enumerate(words)],
-        "split": [0] * 6 + [2] * 2,
-    }
-    model = brim.Model(
-        ROOT / "examples" / "stdlib_code" / "qlora.yaml",
-        overrides=[
-            f"base_model={ROOT / 'examples' / 'stdlib_code' / 'base-model'}",
-            "preprocessing.sample_size=null",
-            "trainer.epochs=6",
-            "trainer.effective_batch_size=4",
-        ],
-    )
-    untrained = model.evaluate(rows, split="test").metrics["loss"]
-    result = model.train(rows, output_directory=tmp_path / "run", say=None)
-    sequence = losses(tmp_path / "run")
-    assert len(sequence) == 12
-    assert sequence[-1] < 0.5 * sequence[0]
-    assert result.metrics["test"]["loss"] < 0.75 * untrained
