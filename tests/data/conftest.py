@@ -10,14 +10,34 @@ from typing import Any
 import pytest
 
 from brim.config.schema import Config
-from brim.data import check_data
+from brim.data import check_data, prepare, prompter
 from brim.data.advice import Finding
-from brim.data.read import read
+from brim.data.read import Source, read
 from brim.data.tokens import TextEncoder, load_encoder
 from brim.models.folders import locate
 
 BOS, EOS, PAD = 0, 1, 2
 MakeFolder = Callable[..., Path]
+ALL_TRAIN: dict[str, Any] = {  # changes of make_config
+    "preprocessing__split__type": "random",
+    "preprocessing__split__probabilities": [1.0, 0.0, 0.0],
+}
+
+
+def ids(text: str) -> list[int]:
+    """Return the tokens of a text of ASCII."""
+    return [ord(character) - 30 for character in text]
+
+
+def jsonl(*rows: dict[str, Any]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def texts_of(config: Config, source: Source) -> list[tuple[str, str]]:
+    """Return prompt and answer of each row that can be used."""
+    asked = prompter(config, source, with_answers=True)
+    batches = list(asked.texts(asked.source.usable_rows()))
+    return [pair for batch in batches for pair in zip(batch.prompts, batch.answers, strict=True)]
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +111,18 @@ def make_config() -> Callable[..., Config]:
         return Config.model_validate(data)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def prepared(encoder: TextEncoder, make_config: Callable[..., Config]) -> Callable[..., Any]:
+    """prepared(data, …): all of its rows to train on, by a configuration with these changes."""
+
+    def run(data: Any, *, context_length: int | None = None, only: str | None = None, **changes: Any) -> Any:
+        source = data if isinstance(data, Source) else read(data)
+        config = make_config(**{**ALL_TRAIN, **changes})
+        return prepare(source, config, encoder, context_length=context_length, only=only)
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -10,24 +10,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from tests.data.conftest import ALL_TRAIN, BOS, EOS, ids, jsonl, texts_of
 from tests.messages import refused, says
 
 from brim.data import check_data, prepare, prompter, prompts_of, texts_as_source
 from brim.data.check import Lengths, Segment
-from brim.data.read import BATCH_ROWS, cell_texts, read
+from brim.data.read import cell_texts, read
 from brim.errors import DataError
 from brim.notes import kind_of, short_of, topic_of
-
-BOS, EOS = 0, 1
-EVERY_ROW_TRAINS = {"preprocessing__split__type": "random", "preprocessing__split__probabilities": [1.0, 0.0, 0.0]}
-
-
-def texts_of(config, source, keys=None):
-    asked = prompter(config, source, with_answers=True)
-    keys = np.arange(source.table.num_rows) if keys is None else np.asarray(keys)
-    batches = list(asked.texts(keys))
-    assert [key for batch in batches for key in batch.keys.tolist()] == keys.tolist()
-    return [text for batch in batches for text in batch.prompts], [text for batch in batches for text in batch.answers]
 
 
 def test_cells_as_text():
@@ -45,27 +35,16 @@ def test_cells_as_text():
 
 
 def test_a_prompt_is_the_column_or_the_filled_template(make_config):
-    def texts(columns, **changes):
-        return texts_of(make_config(**changes), read(columns))
-
-    assert texts({"q": ["one {a}", "two"], "a": ["x", "y"]}) == (["one {a}", "two"], ["x", "y"])
-    renamed = {"input__name": "prompt", "output__name": "completion"}
-    assert texts({"prompt": ["one"], "completion": ["x"]}, **renamed) == (["one"], ["x"])
-    named = {"input__column": "Frage", "output__column": "Antwort"}
-    assert texts({"Frage": ["one"], "Antwort": ["x"]}, **named) == (["one"], ["x"])
     template = "{q} at {price:.2f} ({price}), {n:03d}: {{x}} {__sample__}"
-    columns = {"q": ["tea"], "price": ["1.5"], "n": [7], "a": ["x"]}
-    assert texts(columns, prompt__template=template)[0] == ["tea at 1.50 (1.5), 007: {x} tea"]
-    absent = {"input__name": "prompt", "prompt__template": "say {word}"}
-    assert texts({"word": ["hi"], "a": ["x"]}, **absent)[0] == ["say hi"]
-    assert texts({"q": ["{a} {q.x} }{"], "a": ["x"]}, prompt__template="<{q}>")[0] == ["<{a} {q.x} }{>"]
-
-
-def test_chosen_rows_keep_their_keys_across_batches(make_config):
-    num_rows = 2 * BATCH_ROWS + 10
-    source = read({"q": [f"q{number}" for number in range(num_rows)], "a": ["x"] * num_rows})
-    keys = [0, 5, BATCH_ROWS - 1, BATCH_ROWS, num_rows - 1]
-    assert texts_of(make_config(), source, keys)[0] == [f"q{key}" for key in keys]
+    for columns, changes, prompt in [
+        ({"q": "one {a}", "a": "x"}, {}, "one {a}"),
+        ({"prompt": "one", "completion": "x"}, {"input__name": "prompt", "output__name": "completion"}, "one"),
+        ({"Frage": "one", "Antwort": "x"}, {"input__column": "Frage", "output__column": "Antwort"}, "one"),
+        ({"q": "tea", "price": "1.5", "n": 7, "a": "x"}, {"prompt__template": template}, "tea at 1.50 (1.5), 007: {x} tea"),
+        ({"word": "hi", "a": "x"}, {"input__name": "prompt", "prompt__template": "say {word}"}, "say hi"),
+        ({"q": "{a} {q.x} }{", "a": "x"}, {"prompt__template": "<{q}>"}, "<{a} {q.x} }{>"),
+    ]:  # fmt: skip
+        assert texts_of(make_config(**changes), read([columns])) == [(prompt, "x")]
 
 
 NO_COLUMNS = "the given columns: no column "
@@ -102,15 +81,13 @@ TURNS = {
 def test_features_over_conversations_are_answered_with_chat(make_config, tmp_path, column, section):
     columns = {"id": [1, 2], column: TURNS[column]}
     rows = [{"id": number, column: turns} for number, turns in zip(*columns.values(), strict=True)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    fix = (
-        f"set chat: {section} to learn from the conversations in `{column}`, without input_features and output_features"
-    )
+    (tmp_path / "rows.jsonl").write_text(jsonl(*rows))
+    start, end = "to learn from the conversations in", "without input_features and output_features"
     for data in (columns, tmp_path / "rows.jsonl"):
         for asked, answer in [("messages", "answer"), ("conversations", "answer"), ("question", "reply")]:
             with pytest.raises(DataError) as caught:
                 texts_of(make_config(input__name=asked, output__name=answer), read(data))
-            assert {problem.fix for problem in caught.value.problems} == {fix}
+            assert {each.fix for each in caught.value.problems} == {f"set chat: {section} {start} `{column}`, {end}"}
     with pytest.raises(DataError) as caught:  # a list that is no conversation
         texts_of(make_config(), read({"question": ["x"], "tags": [["y"]], "spans": [[{"start": 1}]]}))
     assert {problem.fix for problem in caught.value.problems} == {"name a column of the data, or add this one"}
@@ -129,19 +106,6 @@ def test_a_sample_is_written_as_json_without_its_quotes_as_in_ludwig(make_config
     (made,) = asked.texts(np.arange(2))
     assert made.prompts[1] == "SAMPLE INPUT: 1\n\nUSER: Complete the following task: T\n\nASSISTANT:\n"
     assert asked.notes() == []
-
-
-def ids(text):
-    return [ord(character) - 30 for character in text]
-
-
-@pytest.fixture
-def prepared(encoder, make_config):
-    def run(columns, *, context_length=None, only=None, **changes):
-        config = make_config(**{**EVERY_ROW_TRAINS, **changes})
-        return prepare(read(columns), config, encoder, context_length=context_length, only=only)
-
-    return run
 
 
 def entries(made):
@@ -168,19 +132,13 @@ def test_set_lengths_cut_and_the_ledger_tells(prepared):
     assert made.splits["train"][1].num_supervised == 4
     cuts = [("cut_prompt", 7, 5), ("cut_answer", 6, 4), ("cut_joined", 10, 9)]
     assert entries(made) == [(1, "train", *cut) for cut in cuts]
-    whys = ["input_features[0].preprocessing.max_sequence_length is 5"]
-    whys += [
-        "output_features[0].preprocessing.max_sequence_length is 4",
-        "preprocessing.global_max_sequence_length is 9",
-    ]
-    assert [entry.why for entry in made.ledger] == whys
+    whys = [f"{part}put_features[0].preprocessing.max_sequence_length is {n}" for part, n in (("in", 5), ("out", 4))]
+    assert [entry.why for entry in made.ledger] == [*whys, "preprocessing.global_max_sequence_length is 9"]
     assert says(made.ledger.summary()[0], f"1 of 2 rows had their prompt cut: … from 7 to 5 tokens ({whys[0]})")
 
-    columns = {"q": ["ab", "a"], "a": ["x" * 20, "y"]}
-    made = prepared(columns, preprocessing__global_max_sequence_length=50, context_length=8)
-    assert made.splits["train"].lengths.tolist() == [8, 4]
+    made = prepared({"q": ["ab"], "a": ["x" * 20]}, preprocessing__global_max_sequence_length=50, context_length=8)
     why = "preprocessing.global_max_sequence_length is 50, the model's context 8"
-    assert [entry.why for entry in made.ledger] == [why]
+    assert [(entry.tokens_after, entry.why) for entry in made.ledger] == [(8, why)]
     assert f"{why}: rows are cut at 8 tokens" in made.notes
 
 
@@ -299,15 +257,6 @@ BAD = [  # columns, changes, and the words of each problem
         f"{COLUMNS}, row 0, {COLUMNS}, row 2: column `a` is empty in 2 rows … output_features[0].preprocessing"]),
     ({"q": ["a"], "a": ["x"], "Split": [0]}, FIXED, [
         f"{COLUMNS}: no column `split`, which preprocessing.split.column names … did you mean `Split`?"]),
-    ({"q": list("abcd"), "a": list("wxyz"), "split": ["train", "tset", "3", "tset"]}, FIXED, [
-        f"{COLUMNS}, row 1, {COLUMNS}, row 3: column `split` holds 'tset' in 2 rows … 0, 1, 2 or train, validation, test",
-        f"{COLUMNS}, row 2: column `split` holds '3' in 1 row … name another column in preprocessing.split.column"]),
-    ({"q": list("abc"), "a": list("xyz"), "split": ["train", "0", "test"]}, FIXED, [
-        f"{COLUMNS}: column `split` writes the train split in 2 ways: '0', 'train'"]),
-    ({"q": list("abc"), "a": list("xyz"), "split": [0, None, 1]}, {"preprocessing__split": {"type": "hash", "column": "split"}}, [
-        f"{COLUMNS}, row 1: column `split`, by which the data is split, is empty in 1 row"]),
-    ({"q": list("ab"), "a": list("xy"), "split": [1, 2]}, FIXED, [
-        f"{COLUMNS}: no rows are left to train on … look at preprocessing.split and at what was dropped"]),
 ]  # fmt: skip
 
 
@@ -315,7 +264,10 @@ def test_data_that_cannot_be_learned_from_is_told(prepared):
     for columns, changes, words in BAD:
         with refused(*words, by=DataError):
             prepared(columns, **changes)
-    made = prepared(BAD[-1][0], **FIXED, trainer__type="none", adapter=None)  # which is fine where nothing is trained
+    nothing_to_train = {"q": list("ab"), "a": list("xy"), "split": [1, 2]}
+    with refused(f"{COLUMNS}: no rows are left to train on … look at preprocessing.split and at", by=DataError):
+        prepared(nothing_to_train, **FIXED)
+    made = prepared(nothing_to_train, **FIXED, trainer__type="none", adapter=None)
     assert [len(rows) for rows in made.splits.values()] == [0, 1, 1]
 
 
@@ -334,30 +286,24 @@ def test_the_report_counts_rows_and_tokens_and_shows_what_is_learned(encoder, ma
     assert says(rows, "3 of 10 rows were cut as a whole … the longest from 19 to 16 tokens")
     assert report.samples == ()
 
-    report = check_data(make_config(), source, encoder, context_length=np.int64(64).item(), show=1)
-    told = json.loads(json.dumps(report.as_dict()))
-    assert (told["name"], told["num_rows"], told["splits"][0]["name"]) == ("the given columns", 10, "train")
-    assert set(told["samples"][0]) == {"key", "where", "segments"}
-    assert told["samples"][0]["segments"][1]["supervised"] is True
-    config = make_config(preprocessing__split={"type": "random", "probabilities": [1.0, 0.0, 0.0]})
-    train, validation, _ = check_data(config, source, encoder, context_length=None).splits
+    train, validation, _ = check_data(make_config(**ALL_TRAIN), source, encoder, context_length=None).splits
     assert train.prompt == Lengths(median=7, p95=11, p99=11, max=11)
-    assert train.answer == Lengths(median=9, p95=9, p99=9, max=9)
     assert train.total == Lengths(median=16, p95=20, p99=20, max=20)
     assert (validation.num_rows, validation.total) == (0, None)
     assert type(train.total.median) is int
-    config = make_config(
-        preprocessing__split={"type": "random", "probabilities": [0.2, 0.0, 0.8]},
-        prompt__template="Q: {q}\nA:",
-        output__preprocessing__max_sequence_length=6,
+    split = {"type": "random", "probabilities": [0.2, 0.0, 0.8]}
+    report = check_data(
+        make_config(prompt__template="Q: {q}\nA:", preprocessing__split=split),
+        source,
+        encoder,
+        show=3,
+        context_length=None,
     )
-    report = check_data(config, source, encoder, context_length=None, show=3)
-    assert len(report.samples) == 3
     for sample in report.samples:
         assert sample.where == f"the given columns, row {sample.key}"
         assert sample.segments == (
             Segment(text=f"<s>Q: {'x' * (sample.key + 1)}\nA:", supervised=False),
-            Segment(text="answer</s>", supervised=True),
+            Segment(text=f"answer {sample.key}</s>", supervised=True),
         )
-    train_keys = [sample.key for sample in report.samples][:2]
-    assert train_keys == sorted(train_keys)
+    first, second, _ = (sample.key for sample in report.samples)
+    assert first < second, "of the train split"
