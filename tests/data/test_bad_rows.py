@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -10,16 +12,16 @@ import pytest
 from faults.rows import BAD, KINDS, file_of, place_of
 from faults.workshop import ROWS
 from hypothesis import HealthCheck, assume, given, strategies as st
+from tests.data.conftest import ALL_TRAIN, jsonl, texts_of
 from tests.messages import refused
 from tests.properties import examples
 
 from brim.config.schema import Config, PreprocessingConfig
-from brim.data import prepare, prompter, prompts_of
+from brim.data import prepare, prompts_of
 from brim.data.read import cell_texts, read
 from brim.data.usable import usable
 from brim.errors import DataError
 
-ANYTHING = {"preprocessing__split__type": "random", "preprocessing__split__probabilities": [1.0, 0.0, 0.0]}
 HALF = "column `q` holds half of a character (a lone surrogate such as \\ud83d), which no text can hold"
 GOOD = [number for number in range(len(ROWS)) if number not in BAD]
 
@@ -32,20 +34,9 @@ def entries(ledger):
     return [(entry.key, entry.split, entry.event, entry.why) for entry in ledger]
 
 
-def texts_of(source, config):
-    asked = prompter(config, source, with_answers=True)
-    batches = list(asked.texts(asked.source.usable_rows()))
-    return [pair for batch in batches for pair in zip(batch.prompts, batch.answers, strict=True)]
-
-
-@pytest.fixture
-def prepared(encoder, make_config):
-    """prepared(source, …): all of its rows to train on, by a configuration with these changes."""
-
-    def make(source, *, context_length=64, **changes):
-        return prepare(source, make_config(**{**ANYTHING, **changes}), encoder, context_length=context_length)
-
-    return make
+@pytest.fixture(scope="session")
+def prepared(prepared):
+    return partial(prepared, context_length=64)
 
 
 DROP = {"preprocessing__on_bad_row": "drop"}
@@ -81,7 +72,7 @@ def test_a_bad_row_of_a_file_is_left_out_and_named_or_an_error_with_its_place(tm
         assert [entry.why.split(": ")[0] for entry in made.ledger] == [place_of(row, file.name) for row in BAD]
         assert summary.count(": ".join(entries(made.ledger)[0][3].split(": ")[:2])) == 1
         good = [(ROWS[row]["question"], ROWS[row]["answer"]) for row in GOOD]
-        assert texts_of(read(file), config_of(kind.policy)) == good
+        assert texts_of(config_of(kind.policy), read(file)) == good
         asked = prompts_of(read(file), config_of(kind.policy), encoder).rows.keys.tolist()
         assert asked == (list(range(len(ROWS))) if kind.column == "answer" else GOOD)  # answers are not asked for
         problem, told = caught.value.problems[0], kind.says.split("`")
@@ -100,9 +91,8 @@ BAD_IN_MEMORY = {
 
 @pytest.mark.parametrize(("values", "what"), BAD_IN_MEMORY.values(), ids=BAD_IN_MEMORY)
 def test_a_bad_row_in_memory(prepared, values, what):
-    for kind in (dict, pd.DataFrame):
-        column = pd.Series(values, dtype=object) if kind is pd.DataFrame else values
-        source = read(kind({"q": column, "a": list("abcde")}))
+    columns = {"q": values, "a": list("abcde")}
+    for source in map(read, (columns, pd.DataFrame(columns, dtype=object))):
         made = prepared(source, **DROP)
         assert made.splits["train"].keys.tolist() == [0, 1, 2, 3]
         assert entries(made.ledger) == [(4, None, "dropped_bad", f"{source.name}, row 4: {what}")]
@@ -142,34 +132,33 @@ def test_most_rows_may_not_be_bad_but_the_first_may(tmp_path, prepared):
             read(tmp_path / name)
         assert len(caught.value.problems) == 3
     file = tmp_path / "data.jsonl"  # a column of which most is no text is the wrong one
-    file.write_text("".join(line(q=[1] if number in (1, 3, 4) else "x", a="y") + "\n" for number in range(5)))
-    with pytest.raises(DataError, match="column `q` holds lists, which are not text"):
-        prepared(read(file), **DROP)
-    file.write_text("\n".join(line(q=q, a="x") for q in (*["x", 1, True, "x"] * 2, 1, True)))
-    with pytest.raises(DataError, match=r"6 of 10 rows are bad, more than preprocessing\.on_bad_row: drop leaves out"):
-        prepared(read(file), **DROP)
+    for values, words in [
+        (["x", [1], "x", [1], [1]], "column `q` holds lists, which are not text"),
+        ([*["x", 1, True, "x"] * 2, 1, True], "6 of 10 rows are bad, more than preprocessing.on_bad_row: drop leaves out"),
+    ]:  # fmt: skip
+        file.write_text(jsonl(*({"q": value, "a": "y"} for value in values)))
+        with pytest.raises(DataError, match=re.escape(words)):
+            prepared(file, **DROP)
 
 
-def test_a_bad_row_is_in_no_split_and_not_sampled(tmp_path, encoder, make_config):
+def test_a_bad_row_is_in_no_split_and_not_sampled(tmp_path, prepared):
     rows = [line(q=f"q{number}", a="x", split=number % 3) for number in range(30)]
     bad = {3: "{broken", 7: line(q="x", a="x"), 8: line(q="x", a="x", split="1"), 20: line(q=3, a="x", split=0)}
     (tmp_path / "data.jsonl").write_text("\n".join(bad.get(number, row) for number, row in enumerate(rows)))
-    config = make_config(preprocessing__split__type="fixed", preprocessing__on_bad_row="drop")
-    source = read(tmp_path / "data.jsonl")
+    fixed = {**DROP, "preprocessing__split": {"type": "fixed"}}
     with pytest.raises(DataError, match=r"column `split`, by which the data is split, is empty in 1 row"):
-        prepare(source, config, encoder, context_length=64)  # a split that is missing is no fault of the row's form
+        prepared(tmp_path / "data.jsonl", **fixed)  # a split that is missing is no fault of the row's form
     rows[7] = bad.pop(7)[:-1] + ', "split": 1}'
     (tmp_path / "data.jsonl").write_text("\n".join(bad.get(number, row) for number, row in enumerate(rows)))
     source = read(tmp_path / "data.jsonl")
-    made = prepare(source, config, encoder, context_length=64)
+    made = prepared(source, **fixed)
     for split, part in enumerate(("train", "validation", "test")):
         assert made.splits[part].keys.tolist() == [key for key in range(30) if key % 3 == split and key not in bad]
     assert [(entry.key, entry.split) for entry in made.ledger] == [(3, None), (8, None), (20, None)]
-    test = prepare(source, config, encoder, context_length=64, only="test")
+    test = prepared(source, only="test", **fixed)
     assert test.splits["test"].keys.tolist() == made.splits["test"].keys.tolist()
     assert test.ledger.num_rows == 8 + 3
-    few = make_config(**ANYTHING, preprocessing__on_bad_row="drop", preprocessing__sample_size=26)
-    assert len(prepare(source, few, encoder, context_length=64).splits["train"]) == 26
+    assert len(prepared(source, **DROP, preprocessing__sample_size=26).splits["train"]) == 26
 
 
 def test_a_template_that_does_not_fit_a_row(prepared):
@@ -188,7 +177,7 @@ LONG = {"q": ["a", "b" * 30, "c", "d" * 9], "a": ["x"] * 4}  # with <s> and </s>
 
 
 def test_overlong_rows_are_dropped_or_cut_as_by_a_global_length_of_the_context(prepared):
-    made = prepared(read(LONG), context_length=12, preprocessing__on_overlong="drop")
+    made = prepared(LONG, context_length=12, preprocessing__on_overlong="drop")
     assert made.splits["train"].keys.tolist() == [0, 2, 3]
     (entry,) = made.ledger
     why = "preprocessing.on_overlong is drop, and the context is 12 tokens"
@@ -198,7 +187,7 @@ def test_overlong_rows_are_dropped_or_cut_as_by_a_global_length_of_the_context(p
     assert made.ledger.summary() == [f"1 of 4 rows were dropped, since {short} ({why})"]
     ways = ({"preprocessing__on_overlong": "truncate"}, {"preprocessing__global_max_sequence_length": 12})
     drops = {"context_length": 12, "preprocessing__drop_unlearnable": True}
-    made, expected = (prepared(read(LONG), **way, **drops) for way in ways)
+    made, expected = (prepared(LONG, **way, **drops) for way in ways)
     assert made.splits["train"].keys.tolist() == expected.splits["train"].keys.tolist() == [0, 2, 3]
     for row, other in zip(made.splits["train"], expected.splits["train"], strict=True):
         assert row.input_ids.tolist() == other.input_ids.tolist()
@@ -207,7 +196,7 @@ def test_overlong_rows_are_dropped_or_cut_as_by_a_global_length_of_the_context(p
     assert made.ledger.entries[0].why == "preprocessing.on_overlong is truncate, and the context is 12 tokens"
     lengths = {"preprocessing__global_max_sequence_length": 10, "input__preprocessing__max_sequence_length": 9}
     for policy in ("error", "drop", "truncate"):
-        made = prepared(read(LONG), context_length=12, preprocessing__on_overlong=policy, **lengths)
+        made = prepared(LONG, context_length=12, preprocessing__on_overlong=policy, **lengths)
         assert made.splits["train"].lengths.tolist() == [4, 10, 4, 10]
         assert {entry.event for entry in made.ledger} == {"cut_prompt", "cut_joined"}
 
@@ -221,7 +210,7 @@ def _many(num_rows, overlong=(), unlearnable=()):
 def test_a_few_overlong_or_unlearnable_rows_are_left_out_of_training_counted_and_named(prepared):
     """5 of 1,000 are what a person would leave out; none of them was asked about."""
     left_out = (7, 400, 401, 500, 999)
-    made = prepared(read(_many(1000, overlong=left_out)))
+    made = prepared(_many(1000, overlong=left_out))
     assert len(made.splits["train"]) == 995
     told = [(e.key, e.event, e.tokens_before, e.tokens_after) for e in made.ledger]
     assert told == [(key, "dropped_overlong", 93, 0) for key in left_out]
@@ -232,7 +221,7 @@ def test_a_few_overlong_or_unlearnable_rows_are_left_out_of_training_counted_and
         "5 of 1,000 rows were dropped, since the model's context is too short for them: the longest of 93 tokens "
         f"({places} and 2 more, {limit}, and the context is 64 tokens)"
     ]
-    made = prepared(read(_many(200, unlearnable=(3, 5))), preprocessing__global_max_sequence_length=30)
+    made = prepared(_many(200, unlearnable=(3, 5)), preprocessing__global_max_sequence_length=30)
     assert sorted(made.splits["train"].keys.tolist()) == [row for row in range(200) if row not in (3, 5)]
     assert made.ledger.summary()[1:] == [
         "2 of 200 rows were dropped: nothing of the answer is left to learn from (the given columns, row 3, the given "
@@ -246,19 +235,17 @@ def test_a_few_overlong_or_unlearnable_rows_are_left_out_of_training_counted_and
     fraction=st.sampled_from([0.0, 0.01, 0.05, 0.1, 0.29, 1.0]),
 )
 @examples(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_more_than_the_share_is_an_error_and_no_more_rows_are_ever_missing(
-    encoder, make_config, num_rows, overlong, fraction
-):
+def test_more_than_the_share_is_an_error_and_no_more_rows_are_ever_missing(prepared, num_rows, overlong, fraction):
     overlong = {row for row in overlong if row < num_rows}
     assume(len(overlong) < num_rows)
-    config = make_config(**ANYTHING, preprocessing__max_dropped_fraction=fraction)
+    share = {"preprocessing__max_dropped_fraction": fraction}
     most = round(fraction * 100) * num_rows // 100
     if len(overlong) <= most:
-        made = prepare(read(_many(num_rows, overlong)), config, encoder, context_length=64)
+        made = prepared(_many(num_rows, overlong), **share)
         assert set(made.splits["train"].keys.tolist()) == set(range(num_rows)) - overlong
         return
     with pytest.raises(DataError) as caught:
-        prepare(read(_many(num_rows, overlong)), config, encoder, context_length=64)
+        prepared(_many(num_rows, overlong), **share)
     (problem,) = caught.value.problems
     more = f", more than the {most:,} that preprocessing.max_dropped_fraction leaves out" if most else ""
     assert problem.what == f"{len(overlong)} of {num_rows} rows are longer than the model's context{more}"
@@ -273,27 +260,24 @@ def test_what_is_said_to_be_an_error_is_one_for_a_single_row(prepared):
         ({"preprocessing__max_dropped_fraction": 0.0}, overlong),
     ):
         with refused(what, by=DataError):
-            prepared(read(_many(200, overlong=(3,))), **keys)
+            prepared(_many(200, overlong=(3,)), **keys)
 
 
 @pytest.mark.parametrize("trainer", [{"type": "finetune"}, {"type": "none"}])
-def test_an_evaluation_leaves_out_what_training_left_out(encoder, make_config, trainer):
+def test_an_evaluation_leaves_out_what_training_left_out(prepared, trainer):
     """All three stand in one split, of whose rows alone they would be too many."""
-    split = {"type": "fixed", "column": "part"}
-    columns = {**_many(300, overlong=(3, 8, 9)), "part": [0] * 100 + [1] * 100 + [2] * 100}
-    data, config = read(columns), make_config(preprocessing__split=split, trainer=trainer)
-    trained = prepare(data, config, encoder, context_length=64)
-    for name, rows in trained.splits.items():
-        alone = prepare(data, config, encoder, context_length=64, only=name)
+    of_parts = {"preprocessing__split": {"type": "fixed", "column": "part"}, "trainer": trainer}
+    data = {**_many(300, overlong=(3, 8, 9)), "part": [0] * 100 + [1] * 100 + [2] * 100}
+    for name, rows in prepared(data, **of_parts).splits.items():
+        alone = prepared(data, only=name, **of_parts)
         assert alone.splits[name].keys.tolist() == rows.keys.tolist()
         assert len(alone.ledger.left_out()) == (3 if name == "train" else 0)
-    whole = prepare(data, config, encoder, context_length=64, only="full")
+    whole = prepared(data, only="full", **of_parts)
     assert len(whole.splits["full"]) == 297
     assert "row 3, the given columns, row 8" in whole.ledger.summary()[0]
-    four = read({**_many(300, overlong=(3, 8, 9, 10)), "part": columns["part"]})
-    for how in ({}, {"only": "full"}, {"only": "train"}):
+    for only in (None, "full", "train"):
         with pytest.raises(DataError, match="more than the 3 that preprocessing"):
-            prepare(four, config, encoder, context_length=64, **how)
+            prepared({**data, **_many(300, overlong=(3, 8, 9, 10))}, only=only, **of_parts)
 
 
 def _of_all_kinds(tmp_path, num_rows):
@@ -307,10 +291,9 @@ def _of_all_kinds(tmp_path, num_rows):
     return read(tmp_path / "data.jsonl")
 
 
-def test_all_kinds_of_unusable_rows_count_together(tmp_path, encoder, make_config):
+def test_all_kinds_of_unusable_rows_count_together(tmp_path, prepared):
     cut = {"output__preprocessing__max_sequence_length": 64, "preprocessing__global_max_sequence_length": 30}
-    config = make_config(**ANYTHING, **cut)
-    made = prepare(_of_all_kinds(tmp_path, 400), config, encoder, context_length=64)
+    made = prepared(_of_all_kinds(tmp_path, 400), **cut)
     events = dict.fromkeys((3, 5), "dropped_unlearnable") | dict.fromkeys((7, 9), "dropped_bad")
     assert {entry.key: entry.event for entry in made.ledger.left_out()} == events
     limit = "preprocessing.max_dropped_fraction 0.01 leaves out up to 4"
@@ -325,20 +308,18 @@ def test_all_kinds_of_unusable_rows_count_together(tmp_path, encoder, make_confi
         "data.jsonl:10: … to go on without such rows (preprocessing.max_dropped_fraction leaves out up to 3)",
         "… 2 of 397 rows have nothing to learn from … more than the 3 that preprocessing.max_dropped_fraction leaves out",
     ):
-        prepare(_of_all_kinds(tmp_path, 399), config, encoder, context_length=64)
-    explicit = make_config(**ANYTHING, **cut, preprocessing__on_bad_row="drop")  # then they do not count
-    assert len(prepare(_of_all_kinds(tmp_path, 399), explicit, encoder, context_length=64).splits["train"]) == 395
-    explicit = make_config(**ANYTHING, **cut, preprocessing__on_bad_row="error")
+        prepared(_of_all_kinds(tmp_path, 399), **cut)
+    assert len(prepared(_of_all_kinds(tmp_path, 399), **cut, **DROP).splits["train"]) == 395  # then they do not count
     with pytest.raises(DataError, match=r"data\.jsonl:10: not valid JSON"):
-        prepare(_of_all_kinds(tmp_path, 400), explicit, encoder, context_length=64)
+        prepared(_of_all_kinds(tmp_path, 400), **cut, preprocessing__on_bad_row="error")
 
 
-def test_a_prediction_leaves_no_row_out_unasked(tmp_path, encoder, make_config):
+def test_a_prediction_leaves_no_row_out_unasked(tmp_path, prepared, encoder, make_config):
     (tmp_path / "data.jsonl").write_text("\n".join([line(q="x", a="y")] * 299 + ["{broken"]))
-    data, config = read(tmp_path / "data.jsonl"), make_config(**ANYTHING)
-    assert len(prepare(data, config, encoder, context_length=64).splits["train"]) == 299
+    data = read(tmp_path / "data.jsonl")
+    assert len(prepared(data).splits["train"]) == 299
     with pytest.raises(DataError, match=r"data\.jsonl:300: not valid JSON"):
-        prompts_of(data, config, encoder)
+        prompts_of(data, make_config(**ALL_TRAIN), encoder)
 
 
 CELL = st.text(st.sampled_from(["a", "1", ",", '"', "\n", "é", "😀", " ", "\t"]), min_size=1, max_size=5).map(
@@ -375,7 +356,7 @@ FORMATS = {
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
 @examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_file_gives_exactly_its_good_rows_and_names_the_others(tmp_path, make_config, encoder, name, data):
+def test_any_file_gives_exactly_its_good_rows_and_names_the_others(tmp_path, make_config, prepared, name, data):
     lay_out, bad_rows, head, separator = FORMATS[name]
     rows = data.draw(st.lists(st.tuples(CELL, CELL, st.none() | bad_rows, st.integers(0, 2)), min_size=1, max_size=24))
     is_bad = [bad is not None for *_, bad, _ in rows]
@@ -385,16 +366,15 @@ def test_any_file_gives_exactly_its_good_rows_and_names_the_others(tmp_path, mak
         lines.append(1 + content.count(b"\n"))
         content += lay_out(row, bad, separator) + b"\n"
     (tmp_path / name).write_bytes(content)
-    config = make_config(**ANYTHING, preprocessing__on_bad_row="drop")
     if sum(is_bad) * 2 > len(rows):
         assume(not any(bad is not None and bad.startswith(b'{"q"') for _, _, bad, _ in rows))  # readable
         with pytest.raises(DataError):
-            prepare(read(tmp_path / name), config, encoder, context_length=1000)
+            prepared(tmp_path / name, **DROP)
         return
-    source = read(tmp_path / name)
-    made = prepare(source, config, encoder, context_length=1000)
+    made = prepared(tmp_path / name, **DROP)
     assert made.splits["train"].keys.tolist() == [key for key, bad in enumerate(is_bad) if not bad]
-    assert texts_of(source, config) == [(q, a) for q, a, bad, _ in rows if bad is None]
+    expected = [(q, a) for q, a, bad, _ in rows if bad is None]
+    assert texts_of(make_config(**ALL_TRAIN, **DROP), read(tmp_path / name)) == expected
     assert [entry.key for entry in made.ledger] == [key for key, bad in enumerate(is_bad) if bad]
     assert [entry.why.split(": ")[0] for entry in made.ledger] == [
         f"{name}:{number}" for number, bad in zip(lines, is_bad, strict=True) if bad
@@ -417,7 +397,7 @@ def test_a_mixed_column_without_its_bad_rows_is_what_it_would_be_without_them(tm
     bad = data.draw(st.lists(others, max_size=max(0, num_good - 1)))
     order = data.draw(st.permutations([*((value, True) for value in good), *((value, False) for value in bad)]))
     for name, values in {"all": order, "good": [each for each in order if each[1]]}.items():
-        (tmp_path / f"{name}.jsonl").write_text("".join(line(q=value, x="x") + "\n" for value, _ in values))
+        (tmp_path / f"{name}.jsonl").write_text(jsonl(*({"q": value, "x": "x"} for value, _ in values)))
     made = usable(read(tmp_path / "all.jsonl"), ["q"], PreprocessingConfig(on_bad_row="drop"))
     expected = read(tmp_path / "good.jsonl")
     assert list(made.faults) == [row for row, (_, is_good) in enumerate(order) if not is_good]
