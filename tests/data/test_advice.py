@@ -9,8 +9,8 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
+from tests.data.conftest import ALL_TRAIN
 from tests.messages import refused, says
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from brim.config.schema import Config
 from brim.data import check_data
@@ -23,11 +23,9 @@ from brim.data.tokens import Texts, load_encoder
 from brim.errors import DataError
 from brim.models.folders import locate
 
-CAPITALS = ["Paris", "Rome", "Lima", "Oslo", "Cairo", "Quito", "Riga", "Bern", "Doha", "Kyiv", "Suva", "Baku"]
+CAPITALS = ["Paris", "Rome", "Lima", "Oslo", "Cairo", "Santiago", "Riga", "Madrid", "Doha", "Kyiv", "Suva", "Tehran"]
 QUESTIONS = [f"Which country has the capital {name}?" for name in CAPITALS]
-COUNTRIES = ["France", "Italy", "Peru", "Norway", "Egypt", "Ecuador", "Latvia", "Switzerland", "Qatar", "Ukraine"]
-COUNTRIES += ["Fiji", "Azerbaijan"]
-ALL_TRAIN = {"type": "random", "probabilities": [1.0, 0.0, 0.0]}
+COUNTRIES = ["France", "Italy", "Peru", "Norway", "Egypt", "Chile", "Latvia", "Spain", "Qatar", "Mali", "Fiji", "Iran"]
 
 
 def check_finding(finding, what, rows, *, like=None, fix="", why=""):
@@ -144,7 +142,6 @@ def test_few_rows_to_measure_by(advice_on):
         assert ("small_split" in found) == is_told
         if is_told:
             check_finding(found["small_split"], "few rows to measure by: test has 29", [], why="… by up to ±18%")
-    assert np.isclose(1.96 * np.sqrt(0.25 / 29), 0.18, atol=0.005)
 
 
 @pytest.fixture
@@ -157,7 +154,7 @@ def rows_of_lengths():
 @pytest.fixture
 def checked_lengths(rows_of_lengths, encoder, make_config):
     def checked(context_length=None, **changes):
-        config = make_config(preprocessing__split=ALL_TRAIN, **changes)
+        config = make_config(**ALL_TRAIN, **changes)
         return check_data(config, rows_of_lengths, encoder, context_length=context_length)
 
     return checked
@@ -185,24 +182,21 @@ def test_cuts_of_rows_prompts_and_answers_count_all_rows_with_their_lengths(chec
     assert report.other_events == ()
     assert report.events[0].startswith("8 of 100 rows were cut as a whole")
     for context_length, fix in [
-        (150, f"set preprocessing.global_max_sequence_length: 150 {whole}"),
-        (105, f"shorten these rows, or take them out: … context ends there {whole}"),
+        (150, "set preprocessing.global_max_sequence_length: 150"),
+        (105, "shorten these rows"),
     ]:
-        report = checked_lengths(context_length=context_length, **limit)
-        assert says(found_in(report, "no_end").fix, fix)
+        assert found_in(checked_lengths(context_length=context_length, **limit), "no_end").fix.startswith(fix)
     lengths = {"input__preprocessing__max_sequence_length": 99, "output__preprocessing__max_sequence_length": 20}
     report = checked_lengths(**lengths)
     prompt, answer = report.cuts
     assert (prompt.event, prompt.num_rows, prompt.num_tokens_lost, prompt.keeps_all) == ("cut_prompt", 2, 3, 101)
     assert (answer.event, answer.num_rows, answer.keeps_95, answer.keeps_all) == ("cut_answer", 8, 50, 100)
     assert answer.num_tokens_lost == sum(10 * n - 20 for n in range(3, 11))
-    prompts, answers = found_in(report, "cut_prompt"), found_in(report, "cut_answer")
-    assert prompts.fix.startswith("set input_features[0].preprocessing.max_sequence_length: 100 (")
-    assert answers.fix.startswith("set output_features[0].preprocessing.max_sequence_length: 90 (")
-    assert answers.rows.tolist() == list(range(92, 100))
-    settings = {"preprocessing__global_max_sequence_length": 50, "preprocessing__drop_unlearnable": True}
-    report = checked_lengths(**settings)
-    assert report.splits[0].num_rows < 100
+    for kind, part, length in [("cut_prompt", "input", 100), ("cut_answer", "output", 90)]:
+        fix = f"set {part}_features[0].preprocessing.max_sequence_length: {length} ("
+        assert found_in(report, kind).fix.startswith(fix)
+    assert found_in(report, "cut_answer").rows.tolist() == list(range(92, 100))
+    report = checked_lengths(preprocessing__global_max_sequence_length=50, preprocessing__drop_unlearnable=True)
     assert (report.cuts[0].num_all_rows, report.cuts[0].keeps_all) == (100, 202)
     assert sum(each.num_rows for each in report.lengths) == 100
     assert says(report.other_events[0], "52 of 100 rows were dropped: nothing of the answer is left")
@@ -290,19 +284,9 @@ def test_free_text_that_flows_into_the_answer(advice_on):
     check_finding(finding, missing, range(12), fix=fix)
 
 
-def test_a_prompt_that_ends_in_a_space_which_the_tokenizer_puts_into_words(tmp_path, make_config, advice_on):
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(
-        [" positive negative"] * 9,
-        trainers.BpeTrainer(vocab_size=320, special_tokens=["</s>"], initial_alphabet=alphabet, show_progress=False),
-    )
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
-    encoder = load_encoder(locate(str(tmp_path), initialize="random"))
-    source = read({"q": STATEMENTS, "a": SAME, "split": [0] * 12})
+def test_a_prompt_that_ends_in_a_space_which_the_tokenizer_puts_into_words(tiny_base, make_config, advice_on):
+    encoder = load_encoder(locate(str(tiny_base)))
+    source = read({"q": STATEMENTS, "a": ["plus", "sum"] * 6, "split": [0] * 12})
 
     def advice(end):
         config = make_config(prompt__template=f"{{q}}\n{end}", preprocessing__split="fixed")
@@ -377,7 +361,7 @@ def test_end_signs_in_the_text_are_told_by_what_they_do(advice_on, make_config, 
     answers = [f"{text}{'</s>' if n < 5 else '<|im_end|>' if n < 7 else ''}" for n, text in enumerate(SENTENCES)]
     answers[39] = f"Yes.</s>{answers[39]}"
     source = read({"q": DESCRIBE, "a": answers})
-    advice = check_data(make_config(preprocessing__split=ALL_TRAIN), source, encoder, context_length=None).advice
+    advice = check_data(make_config(**ALL_TRAIN), source, encoder, context_length=None).advice
     for finding, (what, rows, fix) in zip(advice, [
         ("1 of 40 answers (2.5%) have the end-of-sequence token </s> inside", [39], "take </s> out of the answers"),
         ("5 of 40 answers (12.5%) end in </s> already", [0, 1, 2, 3, 4], "take </s> off the answers"),
@@ -405,22 +389,12 @@ def test_broken_characters_and_prompts_that_give_their_answer_away(advice_on):
     check_finding(found["answer_in_prompt"], "11 of 12 rows (91.7%) have their answer in the prompt", range(1, 12))
     assert advice_on([f"Is text {n} positive or negative?" for n in range(12)], SAME) == {}
     assert advice_on(quoting(range(5)), SAYINGS) == {}
-    broken = [
-        "caf\ufffd",
-        "cafÃ©",
-        "itâ€™s",
-        "â€œquotedâ€\x9d",
-        "20Â°C",
-        "fÃ¼r",
-        "a\x00b",
-        "a\x08b",
-        "\x7f",
-        "donâ€\u02dct",
-    ]
+    broken = ["caf\ufffd", "cafÃ©", "itâ€™s", "â€œquotedâ€\x9d", "20Â°C", "fÃ¼r", "a\x00b"]
+    broken += ["\x08b", "\x7f", "donâ€\u02dct"]
     whole = ["", "plain", "café", "it’s “quoted”", "20°C", "für", "NÃO", "SÃO PAULO", "Âge", "château", "5 €", "–—…"]
     whole += ["naïve – yes", "a\tb\r\nc\x0c", "\x1b[31mred\x1b[0m", "日本語", "Ελληνικά", "🙂\u200d"]
-    assert [text for text in broken if not are_broken([text]).tolist()[0]] == []
-    assert [text for text in whole if are_broken([text]).tolist()[0]] == []
+    assert are_broken(broken).tolist() == [True] * len(broken)
+    assert not are_broken(whole).any()
     letters = [chr(code) for code in range(0xA0, 0x100)]  # of Latin-1, as UTF-8 read with the wrong encoding
     wrong = [letter.encode().decode("cp1252", errors="replace") for letter in letters]
     assert are_broken(wrong).all()

@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.data.conftest import BOS, EOS, ids, jsonl
 from tests.messages import refused, says
 
 from brim.config.schema import Config
 from brim.data import check_data, prepare, prompts_of
 from brim.data.chat import chat_template
 from brim.data.chat.messages import BadConversation, conversation_of, require_learnable, to_be_continued
-from brim.data.check import Segment
 from brim.data.read import read
 from brim.data.tokens import load_encoder
 from brim.errors import ConfigError, DataError, ModelError
@@ -130,28 +130,19 @@ def test_there_must_be_something_to_learn_at_the_end_and_something_to_go_on_from
 
 
 TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
-TURNS = [
-    {"role": "user", "content": "one"},
-    {"role": "assistant", "content": "eins"},
-    {"role": "user", "content": "two"},
-    {"role": "assistant", "content": "zwei"},
-]
+TURNS = [{**USER, "content": "one"}, {**ANSWER, "content": "eins"}]
+TURNS += [{**USER, "content": "two"}, {**ANSWER, "content": "zwei"}]
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
-BOS, EOS = 0, 1
 SHORT = (
     "{% for m in messages %}{{ '<s>' if m.role == 'user' else '' }}{{ m.content }}"
     "{{ '</s>' if m.role == 'assistant' else ':' }}{% endfor %}"
 )
 
 
-def ids(text):
-    return [ord(character) - 30 for character in text]
-
-
 @pytest.fixture
 def chat_encoder(make_folder):
     def make(template=SHORT):
-        folder = make_folder(tokenizer_config={"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"})
+        folder = make_folder()
         if template is not None:
             (folder / "chat_template.jinja").write_text(template)
         return load_encoder(locate(str(folder), initialize="random"))
@@ -167,12 +158,6 @@ def config(preprocessing=None, **chat):
 
 def prepared(encoder, columns, **settings):
     return prepare(read(columns), config(**settings), encoder, context_length=None)
-
-
-def told(act):
-    with pytest.raises(DataError) as caught:
-        act()
-    return caught.value
 
 
 def test_each_answer_is_learned_and_nothing_is_added_to_the_template(chat_encoder):
@@ -191,7 +176,7 @@ def test_each_answer_is_learned_and_nothing_is_added_to_the_template(chat_encode
 
 def test_all_forms_of_a_conversation_are_the_same_row(chat_encoder, tmp_path):
     rows = [TURNS, TURNS[:2]]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    (tmp_path / "rows.jsonl").write_text(jsonl(*({"messages": row} for row in rows)))
     table = pa.table({"messages": rows})
     pq.write_table(table, tmp_path / "rows.parquet")
     names = {"user": "human", "assistant": "gpt"}
@@ -211,7 +196,8 @@ def test_the_column_of_tools_is_found_and_named(chat_encoder):
     assert made.splits["train"].lengths.tolist() == [13, 11]
     assert "the column `tools` gives the conversations their tools (to use another, set chat.tools)" in made.notes
     assert prepared(chat_encoder(template), columns, tools="mine").splits["train"].lengths.tolist() == [11, 13]
-    assert "drops tool 1" in str(told(lambda: prepared(chat_encoder(), columns)))
+    with pytest.raises(DataError, match="drops tool 1"):
+        prepared(chat_encoder(), columns)
 
 
 def test_rows_that_are_no_conversations_are_told_with_their_places_or_left_out(tmp_path, chat_encoder):
@@ -226,9 +212,8 @@ def test_rows_that_are_no_conversations_are_told_with_their_places_or_left_out(t
     made = prepared(chat_encoder(), columns, preprocessing={"on_bad_row": "drop"})
     assert made.splits["train"].keys.tolist() == [0, 4, 5]
     assert [(entry.key, entry.event) for entry in made.ledger] == [(row, "dropped_bad") for row in (1, 2, 3)]
-    rows = [json.dumps({"messages": TURNS})] * 4
-    lines = [rows[0], "{broken", rows[1], json.dumps({"messages": "hello"}), *rows[2:]]
-    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    good = jsonl({"messages": TURNS})
+    (tmp_path / "data.jsonl").write_text(good + "{broken\n" + good + jsonl({"messages": "hello"}) + good * 2)
     made = prepared(chat_encoder(), tmp_path / "data.jsonl", preprocessing={"on_bad_row": "drop"})
     assert made.splits["train"].keys.tolist() == [0, 2, 4, 5]
     left_out = [(entry.key, entry.split, entry.why.split(": ")[0]) for entry in made.ledger]
@@ -240,9 +225,9 @@ def test_rows_that_are_no_conversations_are_told_with_their_places_or_left_out(t
     (line,) = made.ledger.summary()
     assert says(line, "2 of 200 rows were dropped … row 3: … row 150: … max_dropped_fraction 0.01 leaves out up to 2)")
     cells[151] = "[]"
-    problems = told(lambda: prepared(chat_encoder(), {"messages": cells})).problems
-    assert [problem.where for problem in problems] == [f"the given columns, row {row}" for row in (3, 150, 151)]
-    assert problems[-1].fix.endswith("(preprocessing.max_dropped_fraction leaves out up to 2)")
+    last = "… (preprocessing.max_dropped_fraction leaves out up to 2)"
+    with refused(*(f"the given columns, row {row}" for row in (3, 150)), f"the given columns, row 151: {last}"):
+        prepared(chat_encoder(), {"messages": cells})
 
 
 def test_a_conversation_is_cut_as_a_whole_its_day_is_settled_and_samples_mark_every_answer(chat_encoder):
@@ -254,10 +239,8 @@ def test_a_conversation_is_cut_as_a_whole_its_day_is_settled_and_samples_mark_ev
     (row,) = prepared(chat_encoder(template), {"messages": [TURNS[:2]]}, date="2026-01-31").splits["train"]
     assert row.input_ids[:6].tolist() == ids("31.01.")
     report = check_data(config(), read({"messages": [TURNS]}), chat_encoder(), context_length=None, show=1)
-    texts = ["<s>one:", "eins</s>", "<s>two:", "zwei</s>"]
-    assert report.samples[0].segments == tuple(
-        Segment(text=text, supervised=number % 2 == 1) for number, text in enumerate(texts)
-    )
+    segments = [(segment.text, segment.supervised) for segment in report.samples[0].segments]
+    assert segments == [("<s>one:", False), ("eins</s>", True), ("<s>two:", False), ("zwei</s>", True)]
 
 
 def test_what_is_noted_on_conversations(chat_encoder):
@@ -304,7 +287,7 @@ def test_a_space_that_a_tokenizer_puts_before_a_text_and_pieces_with_other_token
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.BpeTrainer(special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
     tokenizer.train_from_iterator(["one two eins zwei [INST] [/INST] \n"] * 9, trainer)
-    folder = make_folder(tokenizer_config={"bos_token": "<s>", "eos_token": "</s>"})
+    folder = make_folder()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(TEMPLATES["alternating"])
     done = prepared(load_encoder(locate(str(folder), initialize="random")), {"messages": [TURNS]})
@@ -312,8 +295,6 @@ def test_a_space_that_a_tokenizer_puts_before_a_text_and_pieces_with_other_token
     whole = "<s> [INST] one [/INST] eins</s> [INST] two [/INST] zwei</s>"
     assert row.input_ids.tolist() == tokenizer.encode(whole).ids
     assert not any("encoded at once" in note for note in done.notes)
-    from tokenizers import Tokenizer
-
     folder = make_folder()
     stored = json.loads((folder / "tokenizer.json").read_text())
     stored["model"]["vocab"]["::"] = len(stored["model"]["vocab"])
