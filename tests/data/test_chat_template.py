@@ -101,14 +101,9 @@ OVERREACHING = [
     ("{{ ('a ' * 9999) | wordwrap(1, wrapstring='x' * 9999) }}", TOO_LONG), ("{{ 'x'.zfill(10**9) }}", TOO_LONG),
     ("{{ ([[[1]]] * 999) | tojson(indent=999) }}", TOO_LONG), ("{{ '%(a)1000000000d' % {'a': 1} }}", TOO_LONG),
     ("{{ '%.1000000000f' % 1 }}", TOO_LONG), ("{{ 'x'.ljust(10**9, 'y') }}", TOO_LONG),
-    ("{% set x = 'x' * 9999 %}{{ '%s' * 99 % ((x,) * 99) }}", TOO_LONG),
-    ("{% set x = 'x' * 9999 %}{{ '%(a)s' * 99 % {'a': x} }}", TOO_LONG),
-    ("{% set x = 'x' * 9999 %}{{ ('%s' * 99) | format(*((x,) * 99)) }}", TOO_LONG),
-    ("{% set x = 'x' * 9999 %}{{ ('{0}' * 99).format(x) }}", TOO_LONG),
     ("{% set x = 'x' * 9999 %}{{ ('{a[0]}' * 99).format_map({'a': [x]}) }}", TOO_LONG),
     (doubling("'x'", "[ns.x, ns.x]", "{{ '%s' % [ns.x] }}"), TOO_LONG),
     (doubling("'x'", "[ns.x, ns.x]", "{{ ns }}"), TOO_LONG), (doubling("'x'", "[ns.x, ns.x]", "{{ {1: ns.x}.values() }}"), TOO_LONG),
-    ("{{ ('1' * 9999) | replace(1, 'x' * 9999) }}", TOO_LONG), ("{{ ('x' * 9999) | replace(new='y' * 9999, old='x') }}", TOO_LONG),
     ("{{ ('x' * 9999) | replace('x', ['y' * 9999]) }}", TOO_LONG),
     (doubling("'x'", "[ns.x, ns.x]", "{{ 'x'.replace(ns.x, 'y') }}"), TOO_LONG),
     ("{{ ('a ' * 9999) | wordwrap(1, wrapstring='x' * 9999, break_on_hyphens='y') }}", TOO_LONG),
@@ -202,10 +197,7 @@ def test_what_is_stored_is_what_transformers_reads(tmp_path, tool_use):
     from tokenizers import Tokenizer, models
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.BPE()), eos_token="</s>", chat_template="old"
-    ).save_pretrained(tmp_path)
-    (tmp_path / "chat_template.jinja").unlink()
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), eos_token="</s>").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": "old"}))
     store_template(texts("{{ messages[0].content }}\nü", tool_use), tmp_path)
