@@ -11,10 +11,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, strategies as st
+from tests.data.conftest import texts_of
 from tests.messages import refused, says
 from tests.properties import examples
 
-from brim.data import prepare
 from brim.data.read import cell_texts, csv as read_csv, read
 from brim.data.read.csv import ColumnKind, refine
 from brim.data.read.encoding import csv_form, likely_encoding
@@ -148,32 +148,26 @@ def test_a_stray_quote_is_told_where_it_can_be_and_refused_where_it_cannot(tmp_p
     with refused("d.csv:3: text follows a closing quote; … in the 3 lines that it takes, cannot be told", by=DataError):
         source_of(tmp_path, 'q,a\nx,y\n1,"x\n2,y\n3,"z",w\n4,5\n')
     source = source_of(tmp_path, 'q,a\nx,y\n1,"x\n\ny",3\n4,5\n')  # a ragged row of several lines is one row
-    assert {source.locate(row): problem.what for row, problem in source.faults.items()} == {
-        "d.csv:3": "3 fields where the header has 2"
-    }
-    assert (source.table.to_pylist()[2], source.locate(2)) == ({"q": "4", "a": "5"}, "d.csv:6")
+    assert {row: problem.what for row, problem in source.faults.items()} == {1: "3 fields where the header has 2"}
+    assert [source.locate(row) for row in range(3)] == ["d.csv:2", "d.csv:3", "d.csv:6"]
+    assert source.table.to_pylist()[2] == {"q": "4", "a": "5"}
     (problem,) = source_of(tmp_path, "q\na\nb,c\nd\n").faults.values()
     assert (problem.what, problem.expected) == ("2 fields where the header has 1", "1 field")
 
 
 def test_another_separator_is_read_and_noted_and_signs_within_cells_are_none(tmp_path):
-    for name, sign, other, words in [
-        ("d.csv", ";", ",", "semicolons"),
-        ("d.csv", "\t", ",", "tabs"),
-        ("d.csv", "|", ",", "bars"),
-        ("d.tsv", ",", ",", "commas"),
-        ("d.tsv", ";", ",", "semicolons"),
-    ]:
+    signs = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+    for name, sign in [("d.csv", ";"), ("d.csv", "\t"), ("d.csv", "|"), ("d.tsv", ","), ("d.tsv", ";")]:
         text = f'question{sign}answer\nwhat is it{sign}this and that\n"a {sign} b"{sign}007\n'
         source = source_of(tmp_path, text, name)
-        assert source.table.to_pylist() == [
-            {"question": "what is it", "answer": "this and that"},
-            {"question": f"a {sign} b", "answer": "007"},
-        ]
+        assert source.table.to_pydict() == {
+            "question": ["what is it", f"a {sign} b"],
+            "answer": ["this and that", "007"],
+        }
         (note,) = source.notes
-        assert note.endswith(f"such as sep={other}")
+        assert note.endswith("such as sep=,")
         assert (kind_of(note), topic_of(note)) == ("warning", "rows"), "every cell depends on it"
-        assert short_of(note) == f"{name} is read with {words} between its fields"
+        assert short_of(note) == f"{name} is read with {signs[sign]} between its fields"
         assert source.locate(1) == f"{name}:3"
     for text in ["a;b\nx\ny;z;w\n", "one column\nthis; that\n", "a;b\nfirst; second; third\n"]:
         assert source_of(tmp_path, text).table.num_columns == 1
@@ -184,14 +178,9 @@ def test_another_separator_is_read_and_noted_and_signs_within_cells_are_none(tmp
 
 
 def test_what_excel_saves_is_read_and_noted_and_a_first_line_names_the_separator(tmp_path):
-    for encoding, name in [
-        ("utf-8", ""),
-        ("utf-8-sig", ""),
-        ("cp1252", "as Windows-1252, "),
-        ("latin-1", "as Windows-1252, "),
-        ("utf-16", "as UTF-16, "),
-        ("utf-32", "as UTF-32, "),
-    ]:
+    windows = dict.fromkeys(("cp1252", "latin-1"), "as Windows-1252, ")
+    names = {"utf-8": "", "utf-8-sig": "", **windows, "utf-16": "as UTF-16, ", "utf-32": "as UTF-32, "}
+    for encoding, name in names.items():
         source = source_of(tmp_path, TICKETS.encode(encoding))
         assert source.table.to_pylist() == ROWS
         (note,) = source.notes
@@ -213,21 +202,14 @@ def test_what_excel_saves_is_read_and_noted_and_a_first_line_names_the_separator
     assert source_of(tmp_path, "sep=^\na^b\nx^y\n").table.to_pylist() == [{"a": "x", "b": "y"}]
 
 
-def test_numbers_with_a_decimal_comma_stay_as_they_are_written(tmp_path, make_config, encoder):
+def test_numbers_with_a_decimal_comma_stay_as_they_are_written(tmp_path, make_config):
     source = source_of(tmp_path, "q;Preis;a\nx;12,50;ja\ny;;nein\nz;3;ja\n")
     assert source.table["Preis"].to_pylist() == ["12,50", None, "3"]
-    whole = {"preprocessing__split__probabilities": [1.0, 0.0, 0.0]}
-    made = prepare(source, make_config(**whole, prompt__template="{q} {Preis}: "), encoder, context_length=64)
-    assert encoder.decode(made.splits["train"][0].input_ids.tolist(), skip_special_tokens=True) == "x 12,50: ja"
-    drop = {"input__preprocessing__missing_value_strategy": "drop_row"}
-    config = make_config(**whole, **drop, prompt__template="{q} {Preis:.1f}: ")
-    made = prepare(source, config, encoder, context_length=64)
-    texts = [encoder.decode(row.input_ids.tolist(), skip_special_tokens=True) for row in made.splits["train"]]
-    assert texts == ["x 12.5: ja", "z 3.0: ja"]
+    assert texts_of(make_config(prompt__template="{q} {Preis}"), source)[0] == ("x 12,50", "ja")
+    config = make_config(prompt__template="{q} {Preis:.1f}")
+    assert texts_of(config, source) == [("x 12.5", "ja"), ("z 3.0", "ja")]  # an empty cell is no number
     source = source_of(tmp_path, 'q,Preis,a\nx,"1,234",ja\n')  # where commas separate, none is of a number's decimals
-    config = make_config(prompt__template="{q} {Preis:.1f}: ")
-    with pytest.raises(DataError, match="column Preis holds '1,234'"):
-        prepare(source, config, encoder, context_length=64)
+    assert texts_of(config, source) == []
 
 
 CYRILLIC = "вопрос;ответ\n" + "Как сбросить пароль от почты?;Через настройки профиля\n" * 3
@@ -347,11 +329,10 @@ def notes_on(path, lines):
 
 def test_rows_within_a_cell_are_told_with_their_place_and_other_cells_of_several_lines_are_not(tmp_path):
     for opened, closed in [
-        ('"question 4,answer 4', 'question 12","answer 12"'),
+        ('"question,4', 'question 12","answer 12"'),
         ('question 4,"answer 4', 'question 12,answer 12"'),
     ]:
-        lines = [opened if row == 4 else closed if row == 12 else line for row, line in enumerate(QUESTIONS)]
-        (note,) = notes_on(tmp_path / "a.csv", lines)
+        (note,) = notes_on(tmp_path / "a.csv", [*QUESTIONS[:4], opened, *QUESTIONS[5:12], closed, *QUESTIONS[13:]])
         assert says(note, "1 cell holds lines that look like rows of their own: a.csv:6 (7 of them)")
     for cell in [
         "one\ntwo, three\nfour\nfive, six\nseven",  # prose: not each line is cut alike

@@ -14,16 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict
 from hypothesis import HealthCheck, given, settings, strategies as st
+from tests.data.conftest import jsonl
 from tests.messages import refused, says
 
 from brim.config import load_config
 from brim.config.text import dump
-from brim.data import prepare
 from brim.data.read import cell_texts, json as read_jsonl, read, spill
 from brim.data.read.columns import BATCH_ROWS
 from brim.errors import DataError, OutputError, Problem
-
-WHOLE = {"preprocessing__split__probabilities": [1.0, 0.0, 0.0]}
 
 
 @pytest.fixture
@@ -37,10 +35,6 @@ def folder(tmp_path, monkeypatch):
         return tmp_path / name
 
     return write
-
-
-def jsonl(*rows):
-    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def test_rows_follow_each_other_in_the_order_of_the_list(folder):
@@ -69,24 +63,21 @@ def test_a_glob_is_its_files_in_order_and_files_of_one_name_are_told_apart(folde
     assert list(source.faults) == [2]
 
 
-def test_a_fault_a_dropped_row_and_a_mixed_column_name_their_file(folder, make_config, encoder):
+def test_a_fault_a_dropped_row_and_a_mixed_column_name_their_file(folder, prepared):
     folder("a.csv", "q,a\nx,y\nz,\n")
     folder("b.jsonl", jsonl({"q": "v", "a": "w"}) + "{broken\n" + jsonl({"q": "s", "a": "t"}))
-    with pytest.raises(DataError) as caught:
-        prepare(read(["a.csv", "b.jsonl"]), make_config(**WHOLE), encoder, context_length=64)
-    assert [problem.where for problem in caught.value.problems] == ["b.jsonl:2"]
-    config = make_config(**WHOLE, preprocessing__on_bad_row="drop")
-    made = prepare(read(["a.csv", "b.jsonl"]), config, encoder, context_length=64)
+    with refused("b.jsonl:2: ", by=DataError):
+        prepared(["a.csv", "b.jsonl"])
+    made = prepared(["a.csv", "b.jsonl"], preprocessing__on_bad_row="drop")
     assert made.splits["train"].keys.tolist() == [0, 2, 4]
     assert [(entry.key, entry.event) for entry in made.ledger] == [(1, "dropped_missing"), (3, "dropped_bad")]
     assert made.ledger.entries[1].why.startswith("b.jsonl:2: not valid JSON")
     folder("a.jsonl", jsonl({"q": "x", "a": "y"}, {"q": "z", "a": "y"}))
     folder("b.jsonl", jsonl({"q": "x", "a": "y"}, {"q": 3, "a": "y"}))
-    source = read(["a.jsonl", "b.jsonl"])
-    with pytest.raises(DataError, match=r"b\.jsonl:2: column `q` changes its type"):
-        prepare(source, make_config(**WHOLE), encoder, context_length=64)
-    drop = make_config(**WHOLE, preprocessing__on_bad_row="drop")
-    assert prepare(source, drop, encoder, context_length=64).splits["train"].keys.tolist() == [0, 1, 2]
+    with refused("b.jsonl:2: column `q` changes its type", by=DataError):
+        prepared(["a.jsonl", "b.jsonl"])
+    made = prepared(["a.jsonl", "b.jsonl"], preprocessing__on_bad_row="drop")
+    assert made.splits["train"].keys.tolist() == [0, 1, 2]
 
 
 def test_formats_may_be_mixed_and_a_column_of_several_types_is_text_as_each_file_has_it(folder, tmp_path):
@@ -103,16 +94,15 @@ def test_formats_may_be_mixed_and_a_column_of_several_types_is_text_as_each_file
     assert read(["d.csv", "e.csv", "f.csv"]).table["n"].to_pylist() == ["3", None, "3.5", "none"]
 
 
-def test_lists_beside_text_are_told_where_they_are_used(folder, make_config, encoder):
+def test_lists_beside_text_are_told_where_they_are_used(folder, prepared):
     folder("a.jsonl", jsonl({"q": "x", "a": "y", "m": [1]}))
     folder("b.jsonl", jsonl({"q": "x", "a": "y", "m": "text"}))
     folder("c.jsonl", jsonl({"q": "x", "a": "y", "m": None}))
     source = read(["a.jsonl", "b.jsonl", "c.jsonl"])
     said = "column `m` holds lists or objects in one form here and in another in a.jsonl"
-    made = prepare(source, make_config(**WHOLE), encoder, context_length=64)
-    assert f"b.jsonl: {said}; it is not used, and was read as text" in made.notes
-    with pytest.raises(DataError, match=f"^b.jsonl: {said}"):
-        prepare(source, make_config(**WHOLE, input__column="m"), encoder, context_length=64)
+    assert f"b.jsonl: {said}; it is not used, and was read as text" in prepared(source).notes
+    with refused(f"b.jsonl: {said}", by=DataError):
+        prepared(source, input__column="m")
     assert read(["a.jsonl", "c.jsonl"]).table["m"].to_pylist() == ["[1]", None]
 
 
@@ -149,15 +139,13 @@ def test_files_that_do_not_go_together_and_their_names_in_a_configuration(folder
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 def test_any_files_are_what_they_are_alone(tmp_path, parts, formats):
-    names = []
-    for number, (part, ending) in enumerate(zip(parts, formats, strict=False)):
+    names = [tmp_path / f"{number}.{ending}" for number, ending in enumerate(formats[: len(parts)])]
+    for part, path in zip(parts, names, strict=True):
         rows = [{"n": n, "text": f"t{text}"} for n, text in part] or [{"n": 0, "text": "t"}]
-        path = tmp_path / f"{number}.{ending}"
-        frame = pd.DataFrame(rows)
-        {"csv": frame.to_csv, "parquet": frame.to_parquet}.get(ending, lambda *_, **__: None)(path, index=False)
-        if ending == "jsonl":
+        if path.suffix == ".jsonl":
             path.write_text(jsonl(*rows))
-        names.append(path)
+        else:
+            getattr(pd.DataFrame(rows), f"to_{path.suffix[1:]}")(path, index=False)
     alone = [read(name) for name in names]
     whole = read(names)
     for column in ("n", "text"):
@@ -179,20 +167,17 @@ def test_a_data_set_is_read_with_its_selection_and_its_splits_become_a_column(tm
     source = read(tmp_path / "saved")
     assert source.table.to_pylist() == [{"q": "z", "n": 3}, {"q": "x", "n": 1}]
     assert source.locate(1) == "saved, row 1"
-    parts = {"train": ["a", "b"], "validation": ["c"], "test": ["d"]}
-    splits = DatasetDict({name: Dataset.from_dict({"q": values}) for name, values in parts.items()})
-    splits.save_to_disk(tmp_path / "splits")
-    table = read(tmp_path / "splits").table
-    assert table.to_pydict() == {"q": ["a", "b", "c", "d"], "split": [0, 0, 1, 2]}
     whole = Dataset.from_dict({"q": ["x", "y", "z"], "n": [1, 2, 3]})
     chosen = whole.select([2, 0]).with_format("numpy", columns=["n"])
     source = read(chosen)
     assert source.table.to_pylist() == [{"q": "z", "n": 3}, {"q": "x", "n": 1}]
     assert source.locate(1) == "the data set, row 1"
-    parts = DatasetDict({"train": whole.shuffle(seed=1), "test": whole.filter(lambda row: row["n"] == 2)})
-    table = read(parts).table.to_pylist()
-    assert [row["split"] for row in table] == [0, 0, 0, 2]
-    assert [row["q"] for row in table] == [*parts["train"]["q"], "y"]
+    rest = {"validation": whole.select([1]), "test": whole.filter(lambda row: row["n"] == 2)}
+    parts = DatasetDict({"train": whole.shuffle(seed=1), **rest})
+    parts.save_to_disk(tmp_path / "splits")
+    for data in (parts, tmp_path / "splits"):
+        table = read(data).table.to_pydict()
+        assert (table["q"], table["split"]) == ([*parts["train"]["q"], "y", "y"], [0, 0, 0, 1, 2])
     with pytest.raises(DataError, match="the data set: splits of the data set have unknown names: more"):
         read(DatasetDict({"more": whole}))
     with pytest.raises(DataError, match=r"cannot be of the type IterableDataset(.|\n)*make a list of it"):
@@ -251,13 +236,9 @@ def rows():
     return [{"q": f"question {number} " * 8, "n": number, "a": f"answer {number}"} for number in range(NUM_ROWS)]
 
 
-def write_jsonl(path):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows()))
-
-
 WRITERS = {
     "data.csv": lambda path: pd.DataFrame(rows()).to_csv(path, index=False),
-    "data.jsonl": write_jsonl,
+    "data.jsonl": lambda path: path.write_text(jsonl(*rows())),
     "data.json": lambda path: path.write_text(json.dumps(rows())),
     "data.parquet": lambda path: pq.write_table(pa.Table.from_pylist(rows()), path, row_group_size=BATCH_ROWS),
 }
@@ -288,7 +269,7 @@ def test_a_spilled_file_equals_one_in_memory_and_its_buffers_are_mapped_not_allo
 
 def test_a_spilled_file_is_read_once_with_its_faults_until_it_changes_or_is_damaged(tmp_path, monkeypatch, cache):
     path = tmp_path / "data.jsonl"
-    write_jsonl(path)
+    path.write_text(jsonl(*rows()))
     make_small(monkeypatch)
     whole = read(path).table.to_pylist()
     (kept,) = cache.iterdir()
@@ -299,14 +280,12 @@ def test_a_spilled_file_is_read_once_with_its_faults_until_it_changes_or_is_dama
     assert kept.stat().st_mtime_ns > written.st_mtime_ns, "what is used is not the oldest"
     kept.write_bytes(kept.read_bytes()[:5000])
     assert read(path).table.to_pylist() == whole
-    path.write_text(json.dumps({"q": "more", "n": 1, "a": "x"}) + "\n" + path.read_text())
+    path.write_text(jsonl({"q": "more", "n": 1, "a": "x"}, *rows()))
     os.utime(path, ns=(1, 1))
     assert read(path).table.num_rows == NUM_ROWS + 1
     (kept_now,) = cache.iterdir()
     assert kept_now != kept
-    write_jsonl(path)
-    with path.open("a") as file:
-        file.write('{broken\n{"q": 3}\n')
+    path.write_text(jsonl(*rows()) + '{broken\n{"q": 3}\n')
     with monkeypatch.context() as patch:
         patch.setattr(spill, "SPILL_BYTES", 2**30)
         small = read(path)
@@ -321,7 +300,7 @@ def test_a_spilled_file_is_read_once_with_its_faults_until_it_changes_or_is_dama
 
 
 def test_a_failure_while_spilling_a_full_disk_or_cache_leaves_nothing_behind(tmp_path, monkeypatch, cache):
-    write_jsonl(tmp_path / "data.jsonl")
+    (tmp_path / "data.jsonl").write_text(jsonl(*rows()))
     make_small(monkeypatch)
 
     def failing(path, unreadable):
@@ -346,24 +325,23 @@ def test_a_failure_while_spilling_a_full_disk_or_cache_leaves_nothing_behind(tmp
 
 
 def test_a_later_batch_may_widen_the_columns(tmp_path, monkeypatch):
-    late = [{"q": "x", "n": 0.5, "new": "late", "a": "z"}]
+    late = {"q": "x", "n": 0.5, "new": "late", "a": "z"}
     path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in [{"q": None, "n": 1}] * BATCH_ROWS + late))
+    path.write_text(jsonl(*[{"q": None, "n": 1}] * BATCH_ROWS, late))
     small = read(path).table
-    assert small.slice(BATCH_ROWS).to_pylist() == [{"q": "x", "n": 0.5, "new": "late", "a": "z"}]
+    assert small.slice(BATCH_ROWS).to_pylist() == [late]
     assert small.slice(0, 1).to_pylist() == [{"q": None, "n": 1.0, "new": None, "a": None}]
     make_small(monkeypatch)
     assert read(path).table.equals(small)
 
 
-def test_token_rows_are_mapped_and_leave_no_file(monkeypatch, cache, encoder, make_config):
-    columns = {name: [row[name] for row in rows()[:5000]] for name in ("q", "a")}
-    source, config = read(columns), make_config()
-    small = prepare(source, config, encoder, context_length=None).splits["train"]
+def test_token_rows_are_mapped_and_leave_no_file(monkeypatch, cache, prepared):
+    source = read(rows()[:4000])
+    small = prepared(source).splits["train"]
     make_small(monkeypatch)
     gc.collect()
     before = pa.total_allocated_bytes()
-    large = prepare(source, config, encoder, context_length=None).splits["train"]
+    large = prepared(source).splits["train"]
     gc.collect()
     assert large.lengths.sum() * 4 > 1_500_000
     assert pa.total_allocated_bytes() - before < 100_000
