@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from benchmarks.data_memory import growth_of, write_data
+from tests.data.conftest import jsonl
 
 from brim.data import check_data, prompter
 from brim.data.read import blocks, columns, csv, encoding, json as read_json, read, spill
@@ -92,9 +93,7 @@ def test_rows_that_leak_are_told_without_holding_the_data(file, encoder, make_co
     path = file("jsonl")
     path.write_text(path.read_text().partition("\n")[0] + "\n" + path.read_text())
     source = read(path)
-    config = make_config(
-        preprocessing__sample_size=200, preprocessing__split="random", prompt__template="{q}\n", random_seed=1
-    )
+    config = make_config(preprocessing__sample_size=200, prompt__template="{q}\n", random_seed=1)
     assert peak_bytes(lambda: check_data(config, source, encoder, context_length=None)) < 0.3 * FILE_BYTES
 
 
@@ -114,7 +113,7 @@ def test_rows_are_read_and_a_long_template_filled_in_blocks_of_so_many_bytes(mak
 
 
 def rows_of(path, number):
-    path.write_text("".join(json.dumps({"q": f"{number} {row}", "a": "x" * 100}) + "\n" for row in range(5000)))
+    path.write_text(jsonl(*({"q": f"{number} {row}", "a": "x" * 100} for row in range(5000))))
     return path
 
 
@@ -151,11 +150,7 @@ def test_what_a_killed_process_left_goes_what_another_writes_stays_and_a_copy_ma
         assert written.exists()
     written.unlink()
     forget = spill.forget_oldest
-
-    def forget_all(folder, pattern, **budget):
-        forget(folder, pattern, most_bytes=0)
-
-    monkeypatch.setattr(spill, "forget_oldest", forget_all)
+    monkeypatch.setattr(spill, "forget_oldest", lambda folder, pattern, **_: forget(folder, pattern, most_bytes=0))
     assert read(rows_of(tmp_path / "data.jsonl", 21)).table["q"].to_pylist()[-1] == "21 4999"
     assert list(cache.iterdir()) == []
 

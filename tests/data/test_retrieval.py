@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from tests.data.conftest import ALL_TRAIN, jsonl
 from tests.messages import refused, says
 from tests.properties import examples
 
@@ -31,7 +32,6 @@ from brim.errors import ConfigError, DataError, ModelError, OutputError, Problem
 
 ONE = {"type": "random", "k": 1}
 QUESTIONS = ["one", "two", "three"]
-ALL_TRAIN = {"type": "random", "probabilities": [1, 0, 0]}
 
 
 class LetterEncoder:
@@ -66,7 +66,7 @@ def test_only_training_rows_with_their_answers_and_one_for_each_input_also_on_di
     monkeypatch.setattr("brim.data.read.spill.SPILL_BYTES", 10_000)
     num_rows = 2 * BATCH_ROWS + 7
     columns = {"q": [f"q{n}" for n in range(num_rows)], "a": list(range(num_rows))}
-    pool = pool_of(make_config, columns, preprocessing__split={"type": "random", "probabilities": [1, 0, 0]})
+    pool = pool_of(make_config, columns, **ALL_TRAIN)
     at = [0, BATCH_ROWS - 1, BATCH_ROWS, num_rows - 1]
     assert pool.positions_of([f"q{n}" for n in at]).tolist() == at
     assert pool.context(at) == str([{"q": f"q{n}", "a": n} for n in at])
@@ -75,15 +75,9 @@ def test_only_training_rows_with_their_answers_and_one_for_each_input_also_on_di
 
 def test_a_context_is_what_python_writes_of_a_list_of_dicts_under_the_names_of_the_features(make_config):
     day = datetime.date(2024, 1, 31)
-    columns = {
-        "q": ['it\'s "so"\n{x}', "größe \\"],
-        "b": [True, False],
-        "c": [0.5, 1e20],
-        "d": [day, day],
-        "a": [3, -1],
-    }
-    changes = {"prompt__task": None, "prompt__template": "{__context__}{q}{b}{c}{d}", "preprocessing__split": ALL_TRAIN}
-    pool = pool_of(make_config, columns, **changes)
+    columns = {"q": ['it\'s "so"\n{x}', "größe \\"], "b": [True, False], "c": [0.5, 1e20], "d": [day] * 2, "a": [3, -1]}
+    template = {"prompt__task": None, "prompt__template": "{__context__}{q}{b}{c}{d}"}
+    pool = pool_of(make_config, columns, **ALL_TRAIN, **template)
     rows = [{**{name: cells[row] for name, cells in columns.items()}, "d": "2024-01-31"} for row in (0, 1)]
     assert pool.context([0, 1]) == str(rows)
     assert list(pool.inputs()) == [['it\'s "so"\n{x}\nTrue\n0.5\n2024-01-31', "größe \\\nFalse\n1e+20\n2024-01-31"]]
@@ -104,7 +98,7 @@ def test_rows_with_missing_cells_or_unknown_labels_and_sampled_out_rows_are_no_e
     pool = pool_of(make_config, columns, **changes)
     assert contexts_of(pool) == ["[{'q': '?', 'a': '5'}]", "[{'q': 'z', 'a': '6'}]"]
     columns = {"q": [f"q{n}" for n in range(50)], "a": ["x"] * 50}
-    assert len(pool_of(make_config, columns, preprocessing={"sample_size": 20, "split": ALL_TRAIN})) == 20
+    assert len(pool_of(make_config, columns, **ALL_TRAIN, preprocessing__sample_size=20)) == 20
     columns = {"q": ["x", "y", "z"], "a": ["good", "goood", " bad"], "split": [0, 0, 0]}
     labels = {"fallback_label": "bad", "vocab": ["good", "bad"]}
     category = {"output__type": "category", "output__preprocessing": labels}
@@ -207,8 +201,7 @@ def test_an_input_of_the_pool_is_not_embedded_again_and_rows_are_found_alike_alo
 @pytest.fixture
 def pool(make_config):
     def make(questions=QUESTIONS):
-        config = make_config(prompt__task="T", prompt__retrieval=ONE, preprocessing__split=ALL_TRAIN)
-        return example_pool(config, read({"q": questions, "a": ["x"] * len(questions)}))
+        return pool_of(make_config, {"q": questions, "a": ["x"] * len(questions)}, **ALL_TRAIN)
 
     return make
 
@@ -344,12 +337,11 @@ def test_pickled_weights_and_code_are_refused_and_the_identity_changes_with_the_
     (model_folder / "2_Dense" / "model.safetensors").write_bytes(b"")
     load_sentence_encoder(str(model_folder))
     assert isinstance(load_sentence_encoder(str(model_folder)), FolderSentenceEncoder)  # nothing is loaded yet
+    modules, foreign = "modules.json", "a module is not the library's own: "
     for file, content, reason in [
-        ("modules.json", [{"type": "os.system"}], "a module is not the library's own: 'os.system'"),
-        ("modules.json", [{"path": ""}], "a module is not the library's own: None"),
-        ("modules.json", {"type": "x"}, "modules.json is not a list of modules"),
-        ("config.json", {"model_type": "bert", "auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
-    ]:
+        (modules, [{"type": "os.system"}], f"{foreign}'os.system'"), (modules, [{"path": ""}], f"{foreign}None"),
+        (modules, {"type": "x"}, "modules.json is not a list of modules"), ("config.json", {"auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
+    ]:  # fmt: skip
         before = (model_folder / file).read_text()
         (model_folder / file).write_text(json.dumps(content))
         assert reason in refusal_of(model_folder)
@@ -408,10 +400,9 @@ def test_the_nearest_training_rows_come_first_and_as_they_are_a_rows_own_input_n
     columns = {"q": ["{q}", "{__task__}{{", "{__context__}"], "a": ["{a.__class__}"] * 3, "split": [0] * 3}
     template = {**RANDOM, "prompt__template": "{__task__}{__context__}>{q}", "prompt__task": "{q}"}
     _, prompts = asked_for(make_config(**template), columns)
-    assert [own for _, _, own in prompts] == columns["q"]
-    for context, _, own in prompts:
-        assert context.startswith("{q}[")
-        assert sorted(example["q"] for example in eval(context[3:])) == sorted({*columns["q"]} - {own})  # noqa: S307
+    assert all(context.startswith("{q}[") for context, _, _ in prompts)
+    found = examples_of([(context[3:], "", own) for context, _, own in prompts])
+    assert {own: set(inputs) for own, inputs in found} == {own: {*columns["q"]} - {own} for own in columns["q"]}
 
 
 @examples(50)
@@ -450,9 +441,8 @@ def test_another_seed_draws_other_examples_and_too_few_inputs_are_a_fault_of_the
 def labelled_and_new(tmp_path):
     """Labelled data and new data, as files."""
     train, new = tmp_path / "train.jsonl", tmp_path / "new.jsonl"
-    rows = [dict(zip(ROWS, values, strict=True)) for values in zip(*ROWS.values(), strict=True)]
-    train.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    new.write_text("".join(json.dumps({"q": text}) + "\n" for text in ("aab", "xyy")))
+    train.write_text(jsonl(*read(ROWS).table.to_pylist()))
+    new.write_text(jsonl({"q": "aab"}, {"q": "xyy"}))
     return str(train), str(new)
 
 

@@ -29,11 +29,10 @@ def test_largest_remainder():
 
 @given(num_rows=st.integers(0, 5000), shares=probabilities)
 def test_each_count_is_within_one_of_its_share(num_rows, shares):
-    counts = largest_remainder(num_rows, shares)
-    assert sum(counts) == num_rows
-    for count, share in zip(counts, shares, strict=True):
-        assert abs(count - num_rows * share / sum(shares)) < 1 + 1e-6
-        assert count >= 0
+    counts = np.array(largest_remainder(num_rows, shares))
+    assert counts.sum() == num_rows
+    assert np.abs(counts - num_rows * np.array(shares) / sum(shares)).max() < 1 + 1e-6
+    assert counts.min() >= 0
 
 
 @given(num_rows=st.integers(0, 300), shares=probabilities, seed=st.integers(0, 2**32))
@@ -98,6 +97,5 @@ def test_a_given_split_knows_numbers_and_names_and_tells_what_it_does_not_know()
 def test_a_sample_has_its_size_and_keeps_the_order(num_rows, seed, data):
     size = data.draw(st.integers(1, num_rows))
     rows = sample(num_rows, size, seed=seed).tolist()
-    assert rows == sorted(set(rows))
+    assert rows == sorted(set(rows) & set(range(num_rows)))
     assert len(rows) == size
-    assert set(rows) <= set(range(num_rows))

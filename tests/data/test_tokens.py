@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from tests.data.conftest import EOS
 from tests.messages import refused
 
 from brim.config import load_config
@@ -111,13 +112,10 @@ def test_a_tokenizer_that_cannot_be_used_is_told(make_folder, tmp_path):
     for token in (3, ["x"], {"content": 3}, {"text": "x"}, True):
         with refused("… eos_token in tokenizer_config.json or … is not a token"):
             load(make_folder(tokenizer_config={"eos_token": token}))
-    for name, words in [
-        ("tokenizer.json", "… tokenizer.json: the tokenizer cannot be read: "),
-        ("tokenizer_config.json", "… tokenizer_config.json cannot be read: "),
-    ]:
+    for name, words in [("tokenizer", "tokenizer.json: the tokenizer"), ("tokenizer_config", "tokenizer_config.json")]:
         folder = make_folder()
-        (folder / name).write_text("{")
-        with refused(words):
+        (folder / f"{name}.json").write_text("{")
+        with refused(f"… {words} cannot be read: "):
             load(folder)
     shutil.copy(make_folder() / "config.json", tmp_path)
     (tmp_path / "tokenizer.model").write_text("no model")
@@ -133,17 +131,12 @@ def test_a_tokenizer_that_cannot_be_used_is_told(make_folder, tmp_path):
 
 def test_a_tokenizers_own_code_runs_only_where_it_is_trusted_and_nobody_is_asked(monkeypatch, tmp_path):
     folder, trace = tmp_path / "base", tmp_path / "ran"  # which the code leaves behind when it runs
-    for name, content in {
-        "config.json": {"model_type": "own"},
-        "tokenizer_config.json": {
-            "tokenizer_class": "Own",
-            "auto_map": {"AutoTokenizer": ["tokenization_own.Own", None]},
-        },
-        "tokenization_own.py": f"open({str(trace)!r}, 'w').close()\nclass Own: pass\n",
-        "vocab.txt": "a\n",
-    }.items():
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    folder.mkdir()
+    own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["tokenization_own.Own", None]}}
+    for name, content in [("config.json", {"model_type": "own"}), ("tokenizer_config.json", own)]:
+        (folder / name).write_text(json.dumps(content))
+    (folder / "tokenization_own.py").write_text(f"open({str(trace)!r}, 'w').close()\nclass Own: pass\n")
+    (folder / "vocab.txt").write_text("a\n")
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     words = "the base model asks for its own code to be run (auto_map in tokenizer_config.json)"
     with refused(f"{folder / 'tokenizer_config.json'}: {words}", by=ModelError):
@@ -170,21 +163,6 @@ def test_tokens_that_the_model_does_not_have(make_folder):
     assert (encoder.eos_id, encoder.pad_id) == (1, 1)
 
 
-END = 1
-
-
-def limit(num_tokens):
-    return None if num_tokens is None else Limit(num_tokens=num_tokens, why="a limit")
-
-
-def cut_row(prompt, answer, /, **limits):
-    of_parts = Limits(**{name: limit(n) for name, n in limits.items()})
-    row, cuts = cut(3, prompt, answer, eos_id=END, limits=of_parts, split_of=lambda key: f"split of {key}")
-    assert row.key == 3
-    assert all((each.key, each.split, each.why) == (3, "split of 3", "a limit") for each in cuts)
-    return row.input_ids.tolist(), row.supervised.tolist(), [(each.event, each.tokens_before) for each in cuts]
-
-
 limits = st.none() | st.integers(1, 12)
 
 
@@ -194,41 +172,32 @@ limits = st.none() | st.integers(1, 12)
 def test_the_first_tokens_of_each_part_and_then_of_the_whole_are_kept_and_every_cut_is_told(
     prompt, answer, of_prompt, of_answer, joined
 ):
+    parts = {"prompt": of_prompt, "answer": of_answer, "joined": joined}
+    limits = Limits(**{name: Limit(num_tokens=n, why=f"of {name}") for name, n in parts.items() if n is not None})
     ids = [5] * prompt, None if answer is None else [7] * answer
-    made, supervised, cuts = cut_row(*ids, prompt=of_prompt, answer=of_answer, joined=joined)
+    row, cuts = cut(3, *ids, eos_id=EOS, limits=limits, split_of=lambda key: f"split of {key}")
     kept_prompt = min(prompt, of_prompt or prompt)
     # Without an answer there is no target and no end; an answer that is cut ends all the same.
-    expected = [5] * kept_prompt + ([] if answer is None else [7] * min(answer, of_answer or answer) + [END])
-    assert made == expected[: joined or len(expected)]
-    assert supervised == (np.arange(len(made)) >= kept_prompt).tolist()
-    lengths = {
-        "cut_prompt": (prompt, of_prompt),
-        "cut_answer": (answer or 0, of_answer),
-        "cut_joined": (len(expected), joined),
-    }
-    assert cuts == [(event, length) for event, (length, most) in lengths.items() if most is not None and length > most]
-
-
-def test_the_first_token_of_a_row_is_never_learned():
-    row, _ = cut(0, [], [7, 8], eos_id=END, limits=Limits(), split_of=str)
-    assert (row.supervised.tolist(), row.num_supervised) == ([True] * 3, 2)
+    expected = [5] * kept_prompt + ([] if answer is None else [7] * min(answer, of_answer or answer) + [EOS])
+    assert (row.key, row.input_ids.tolist()) == (3, expected[: joined or len(expected)])
+    assert row.supervised.tolist() == (np.arange(len(row.input_ids)) >= kept_prompt).tolist()
+    lengths = {"prompt": prompt, "answer": answer or 0, "joined": len(expected)}
+    assert [(each.event, each.split, each.why, each.tokens_before) for each in cuts] == [
+        (f"cut_{name}", "split of 3", f"of {name}", length)
+        for name, length in lengths.items()
+        if parts[name] is not None and length > parts[name]
+    ]
 
 
 def token_row(key, ids, supervised):
-    return TokenRow(
-        key=key, input_ids=np.asarray(ids, dtype=np.int32), supervised=np.asarray(supervised, dtype=np.bool_)
-    )
+    return TokenRow(key=key, input_ids=np.asarray(ids, np.int32), supervised=np.asarray(supervised, np.bool_))
 
 
 @st.composite
 def any_rows(draw):
-    rows = []
-    for key in range(draw(st.integers(0, 12))):
-        marks = draw(st.lists(st.booleans(), max_size=9))
-        rows.append(
-            token_row(key * 3, draw(st.lists(st.integers(0, 50), min_size=len(marks), max_size=len(marks))), marks)
-        )
-    return rows
+    tokens = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=9)
+    rows = draw(st.lists(tokens, max_size=12))
+    return [token_row(key * 3, [n for n, _ in row], [mark for _, mark in row]) for key, row in enumerate(rows)]
 
 
 def as_tuples(rows):
@@ -249,7 +218,7 @@ def test_rows_and_their_figures_survive_any_chunking_and_order(rows, cut, data):
     assert as_tuples(taken.prompts()) == as_tuples(each.prompt() for each in expected)
 
 
-def test_rows_know_their_types_slices_and_prompts():
+def test_rows_know_their_types_and_slices():
     rows = TokenRows.from_rows([token_row(number, [number] * number, [True] * number) for number in range(5)])
     assert rows[4].input_ids.dtype == np.int32
     assert rows[4].supervised.dtype == np.bool_
@@ -258,11 +227,6 @@ def test_rows_know_their_types_slices_and_prompts():
     assert rows[-1].key == 4
     assert rows.take([3, 1]).take([1]).keys.tolist() == [1]
     assert len(TokenRows.from_rows([])) == 0
-    rows = TokenRows.from_rows(
-        [token_row(5, [7, 8, 9], [False, False, True]), token_row(6, [4], [True]), token_row(7, [3, 2], [False] * 2)]
-    )
-    assert as_tuples(rows.prompts()) == [(5, [7, 8], [False, False]), (6, [], []), (7, [3, 2], [False, False])]
-    assert rows.num_supervised.tolist() == [1, 0, 0]
 
 
 @given(
