@@ -13,8 +13,9 @@ from brim.units import format_count
 
 # warning: something changes what is learned, or from which rows. plan: what the run takes; its topic is its label.
 # note: good to know. detail: an automatic choice with its reason, or useful to few. status: what is being done, until
-# the next status. work: the same, once everything is planned. rest: where to find the notes that were not shown.
-Kind: TypeAlias = Literal["warning", "plan", "note", "detail", "status", "work", "rest"]
+# the next status. work: the same, once everything is planned. rest: where to find the notes that were not shown. begin:
+# of several runs one begins, whose notes make a card of their own.
+Kind: TypeAlias = Literal["warning", "plan", "note", "detail", "status", "work", "rest", "begin"]
 
 
 Say: TypeAlias = Callable[[str], None]  # takes a line for a person; a plain string counts as a note

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from brim.cli.options import ConfigOrRun, Overrides, is_run, message, open_model, say
 from brim.errors import BrimError, InputError
+from brim.notes import status
 
 if TYPE_CHECKING:
     from brim.workflows.prediction import Conversation
@@ -31,7 +32,11 @@ def chat(config_or_run: ConfigOrRun, overrides: Overrides = None) -> None:
     """
     overrides = [*_conversing(config_or_run), *(overrides or [])]
     notes: list[str] = []  # kept until the answer to the current line has ended
-    conversation = open_model(config_or_run, overrides).chat(say=notes.append)
+    from brim.report import Screen
+
+    with Screen() as screen:
+        screen(status("loading the model"))
+        conversation = open_model(config_or_run, overrides).chat(say=notes.append)
     is_person = sys.stdin.isatty()
     if is_person:
         kind = "a conversation" if conversation.remembers else "each prompt stands alone"
@@ -92,15 +97,19 @@ def _obey(line: str, conversation: Conversation) -> bool:
 
 def _answer(text: str, conversation: Conversation) -> None:
     """Show an answer as it is generated; Ctrl-C stops it, and what has been said stays."""
+    is_empty = True
     with closing(conversation.ask(text)) as pieces:
         try:
             for piece in pieces:
                 print(_shown(piece), end="", flush=True)
+                is_empty = False
         except KeyboardInterrupt:
             print()
             say("stopped")
             return
     print(flush=True)
+    if is_empty:
+        say("the answer is empty: the model ended it at once")
 
 
 def _typed() -> Iterator[str]:

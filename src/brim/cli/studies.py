@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -54,10 +55,11 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Train configurations with several seeds on equal tokens, and compare their final losses, steps, time, memory."""
+    from brim.report import Screen
     from brim.workflows.compare import compare as compared
 
     files, overrides = _apart([config, *(others or [])])
-    with resumable():
+    with Screen(is_short=True) as screen, resumable():
         result = compared(
             files,
             dataset=dataset,
@@ -65,6 +67,7 @@ def compare(
             output_directory=output_directory,
             resume=resume,
             overrides=overrides,
+            say=screen,
         )
     if as_json:
         print(json.dumps(result.as_json(with_curves=False)))
@@ -88,13 +91,15 @@ def _print(result: CompareResult) -> None:
         console.print(Text(shown.caption, style="bold"))
         table = Table(box=None, pad_edge=False, header_style="bold")
         for number, head in enumerate(shown.heads):
-            table.add_column(Text(head), justify="left" if number < shown.num_texts else "right")
+            is_text = number < shown.num_texts or head.startswith("what")
+            table.add_column(Text(head), justify="left" if is_text else "right")
         for row in shown.rows:
             table.add_row(*map(Text, row))
         console.print(table)
         console.print()
     for note in result.notes:
-        print(f"- {note}")
+        lines = textwrap.wrap(note, console.width - 2, break_long_words=False, break_on_hyphens=False)
+        print("- " + "\n  ".join(lines))
     print(f"folder: {result.output_directory}")
 
 

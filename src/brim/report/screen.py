@@ -61,7 +61,7 @@ class Screen:
         in_notebook = stream is None and _in_notebook()
         self._line = LiveLine(stream or (sys.stdout if in_notebook else sys.stderr), in_notebook=in_notebook)
         self._steps, self._rows = TrainProgress(self._line), RowProgress(self._line)
-        self._card = PlanCard(hint=hint) if is_short else None
+        self._hint, self._card = hint, PlanCard(hint=hint) if is_short else None
 
     def __enter__(self) -> Screen:
         return self
@@ -74,7 +74,11 @@ class Screen:
 
     def __call__(self, line: str) -> None:
         """Show a note, or what is being done from now on."""
-        if self._card.take(line) if self._card is not None else is_told(line):
+        if self._card is not None and kind_of(line) == "begin":
+            self._end_card()
+            self._line.print(line)
+            self._card = PlanCard(hint=self._hint)
+        elif self._card.take(line) if self._card is not None else is_told(line):
             self._line.print(line)
         if kind_of(line) == "work":
             self._end_card()

@@ -21,7 +21,7 @@ from brim.data.read import Files, absolute_files
 from brim.errors import BrimError, ConfigError, InputError, OutputError, Problem
 from brim.models import require_trainable, with_stored_quantization
 from brim.models.folders import continued, locate
-from brim.notes import Say
+from brim.notes import Note, Say
 from brim.report import curves_plot, listening, save_picture, show
 from brim.storage import make_folder, write_text, writing
 from brim.train import Observer, Observers, RunFigures, RunFolder
@@ -63,7 +63,7 @@ def compare(
     entrants = entrants_of(configs, overrides, dataset)
     default = _DEFAULT_OUTPUT / "-vs-".join(each.name for each in entrants)[:_LONGEST_DEFAULT]
     folder = default if output_directory is None else Path(output_directory)
-    with listening(say) as told:
+    with listening(say, is_short=True) as told:
         begun = _begun(folder, entrants, seeds, resume=resume, say=told)
         for line in begun.changes:
             told(line)
@@ -163,7 +163,7 @@ def _run_all(
                 continue
             if stop.num_asked:
                 raise _interrupted(result, len(orders))
-            say(f"run {number:,} of {len(orders):,}: {entrant.name}, seed {seed}")
+            say(Note(f"run {number:,} of {len(orders):,}: {entrant.name}, seed {seed}", kind="begin"))
             is_new = all(run.name != entrant.name for run in result.runs)
             run = _one(result, entrant, seed, observer, say if is_new else _say_nothing, stop)
             if run is not None:
