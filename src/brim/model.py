@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from brim.config import load_config, require_trust_said_again
 from brim.config.schema import Config, FinetuneTrainer
@@ -13,7 +13,6 @@ from brim.config.text import dump
 from brim.data import Split, check_split
 from brim.data.read import Data, Source, read
 from brim.data.tokens import require_same_tokens
-from brim.infer import LayerName, Pooling
 from brim.memory.devices import limit_lifted
 from brim.models import LLM, is_adapted, load_llm
 from brim.notes import Say, status, warning
@@ -21,28 +20,14 @@ from brim.report import listening, show
 from brim.session import Session, choice_notes, dataset_of, open_session, say_nothing, with_choices, with_settings
 from brim.storage import write_text
 from brim.train import Observer, Observers, RunFolder
-from brim.workflows.export import UploadResult, check_format, export_run, merge_run, merging_of, require_run, upload
-from brim.workflows.prediction import (
-    Activations,
-    Collection,
-    Contender,
-    Conversation,
-    OnError,
-    OnOverlong,
-    Wanted,
-    answered,
-    base_of,
-    check_pooling,
-    evaluate_splits,
-    predict,
-    prompts_of_texts,
-    require_rows,
-    size_for_generating,
-    stream_text,
-    with_stored_template,
-)
-from brim.workflows.runs import EvaluateResult, ExportResult, PredictResult, RunNotes, TrainResult, with_trained_weights
-from brim.workflows.training import export_trained, prepared_for, train
+from brim.workflows import export, prediction, training
+from brim.workflows.runs import RunNotes, TrainResult, with_trained_weights
+
+if TYPE_CHECKING:
+    from brim.infer import LayerName, Pooling
+    from brim.workflows.export import UploadResult
+    from brim.workflows.prediction import Activations, Contender, Conversation, OnError, OnOverlong
+    from brim.workflows.runs import EvaluateResult, ExportResult, PredictResult
 
 
 class Model:
@@ -84,7 +69,7 @@ class Model:
         model._require_trust = lambda: require_trust_said_again(model.config, overrides, run.config, begins=True)
         model.notes = ()  # they were shown when the run was trained
         if not any(override.startswith("chat.template=") for override in overrides):
-            model.config = with_stored_template(model.config, run)
+            model.config = prediction.with_stored_template(model.config, run)
         model._run = run
         trained = with_trained_weights(model.config, run)
         if trained is not model.config:
@@ -120,17 +105,21 @@ class Model:
                 RunFolder(output).check(resume=resume)
             data = dataset_of(self.config, dataset)
             notes, resumed, session = RunNotes(told), RunFolder(output) if resume else None, self._opened(self.config)
-            session, source, prepared = prepared_for(session, data, resumed=resumed, notes=self.notes, say=notes)
+            session, source, prepared = training.prepared_for(
+                session, data, resumed=resumed, notes=self.notes, say=notes
+            )
             if not trains:
                 if output_directory is not None or resume:
                     why = "trainer.type is none: nothing is trained, no run folder is written and none is continued"
                     told(warning(why, topic="run"))
                 for line in choice_notes(self._weights(told).choices):
                     told(line)
-                return evaluate_splits(self._weights(), session, source, prepared, say=told, on_batch=told.advance)
+                return prediction.evaluate_splits(
+                    self._weights(), session, source, prepared, say=told, on_batch=told.advance
+                )
             # One model in memory at a time; and training does not start from what was trained before.
             self._llm, self._session, self._learned, self._has_learned = None, None, None, False
-            self._llm, result = train(
+            self._llm, result = training.train(
                 session,
                 source,
                 prepared,
@@ -166,14 +155,14 @@ class Model:
         """
         with listening(say, is_short=True) as told:
             session = self._open()
-            sizes = _given(batch_size, "eval_batch_size", size_for_generating(session.config))
+            sizes = _given(batch_size, "eval_batch_size", prediction.size_for_generating(session.config))
             session = with_settings(session, trainer=sizes)
             source = read(dataset_of(self.config, dataset))
             split = check_split(split) or ("test" if dataset is None else "full")
-            ours = Contender.of(self._name, session, source, split=split, with_texts=with_texts)
+            ours = prediction.Contender.of(self._name, session, source, split=split, with_texts=with_texts)
             for line in [*self.notes, *self._untrained(), *ours.notes]:
                 told(line)
-            require_rows(ours.rows, split, source)
+            prediction.require_rows(ours.rows, split, source)
             other = None if against is None else self._other(against)
             theirs = None if other is None else other._contender(source, like=ours, split=split)
             result = ours.evaluated(self._weights(told), split=split, say=told, on_batch=told.advance)
@@ -209,7 +198,7 @@ class Model:
         used, and to prompts that are too long; default: as the configuration says. See docs/predict.md. say: as in
         `train`. on_batch: is called with the number of rows that have been finished since.
         """
-        wanted = Wanted(
+        wanted = prediction.Wanted(
             output=None if output is None else Path(output),
             split=check_split(split) or "full",
             resume=resume,
@@ -221,10 +210,10 @@ class Model:
         )
         wanted.require_place()
         session = self._open()
-        sizes = _given(batch_size, size_for_generating(session.config))
+        sizes = _given(batch_size, prediction.size_for_generating(session.config))
         session = with_settings(session, generation=generation, trainer=sizes)
         with listening(say, is_short=True) as told:
-            return predict(
+            return prediction.predict(
                 session,
                 dataset_of(self.config, dataset),
                 wanted,
@@ -257,7 +246,9 @@ class Model:
         generation: keys of the configuration's `generation`, for this call.
         """
         session = with_settings(self._open(), generation=generation)
-        rows = prompts_of_texts([prompts] if isinstance(prompts, str) else prompts, session, is_streamed=stream)
+        rows = prediction.prompts_of_texts(
+            [prompts] if isinstance(prompts, str) else prompts, session, is_streamed=stream
+        )
         if not len(rows):
             return []
         with listening(say) as told:
@@ -265,8 +256,8 @@ class Model:
                 told(line)
             llm = self._weights(told)
             if stream:
-                return stream_text(llm, session, rows)
-            answers = answered(llm, session, rows, say=told, on_batch=told.advance)
+                return prediction.stream_text(llm, session, rows)
+            answers = prediction.answered(llm, session, rows, say=told, on_batch=told.advance)
         return answers[0] if isinstance(prompts, str) else answers
 
     def chat(self, *, say: Say | None = show) -> Conversation:
@@ -278,7 +269,7 @@ class Model:
             for line in [*self.notes, *self._untrained()]:
                 told(line)
             llm = self._weights(told)
-        return Conversation(self._open(), llm, say=say or say_nothing)
+        return prediction.Conversation(self._open(), llm, say=say or say_nothing)
 
     @limit_lifted()
     def collect_activations(
@@ -303,10 +294,10 @@ class Model:
         vectors, which are then not held in memory; columns: their names in it; default: those of the layers.
         say: as in `train`. on_batch: is called with the number of rows that have been finished since.
         """
-        collection = Collection(
+        collection = prediction.Collection(
             layers=[layers] if isinstance(layers, str | int) else layers,
             split=check_split(split) or "full",
-            pooling=check_pooling(pooling),
+            pooling=prediction.check_pooling(pooling),
             normalize=normalize,
             output=None if output is None else Path(output),
             columns=columns,
@@ -332,7 +323,7 @@ class Model:
         with listening(say) as told:
             session, llm = self._open(), self._weights(told)
             told(status("writing the model"))
-            export_trained(llm, session, run)
+            training.export_trained(llm, session, run)
         # An adapter that was never trained is not part of the model, so the base model is saved without it.
         config = with_choices(session, llm.choices).config
         config = config if is_adapted(llm.model) else config.model_copy(update={"adapter": None})
@@ -353,16 +344,16 @@ class Model:
         "fp32"), max_divergence (nats a token) and dataset (whose rows show the divergence), as in docs/export.md.
         Raises ExportError, and leaves nothing behind, when merging changes the model by more than that.
         """
-        check_format(format)
-        how = merging_of(merge, **merging)
-        run = require_run(self._run)
+        export.check_format(format)
+        how = export.merging_of(merge, **merging)
+        run = export.require_run(self._run)
         if not merge:
-            return export_run(run, Path(path))
+            return export.export_run(run, Path(path))
         config = with_trained_weights(self._open().config, run)  # with the data set and day of the training
         self._let_go()  # one model in memory at a time
         with listening(say) as told:
             told(status("merging"))
-            return merge_run(run, open_session(config), Path(path), how, say=told)
+            return export.merge_run(run, open_session(config), Path(path), how, say=told)
 
     def upload(self, repo_id: str, *, say: Say | None = show, **options: Any) -> UploadResult:
         """Send what `export` writes to the Hub, in one commit, with the token in HF_TOKEN.
@@ -371,7 +362,7 @@ class Model:
         """
         with listening(say) as told:
             told(status("uploading the model"))
-            return upload(require_run(self._run).path, repo_id, **options)
+            return export.upload(export.require_run(self._run).path, repo_id, **options)
 
     def _open(self) -> Session:
         if self._session is None:
@@ -389,11 +380,11 @@ class Model:
         if against != "base":
             path = Path(against)
             return Model.load(path) if path.is_dir() else Model(path)
-        return Model(base_of(self._learned or self.config, self._run, has_learned=self._has_learned))
+        return Model(prediction.base_of(self._learned or self.config, self._run, has_learned=self._has_learned))
 
     def _contender(self, source: Source, *, like: Contender, split: str) -> Contender:
         name = self.config.base_model if self._run is None else self._run.path
-        return Contender.of(str(name), self._open(), source, split=split, like=like)
+        return prediction.Contender.of(str(name), self._open(), source, split=split, like=like)
 
     def _let_go(self) -> None:
         """Free the weights. What was learned in this process is read from the run's folder when it is needed again."""

@@ -29,7 +29,7 @@ from brim.workflows.measure.run import (
     num_layers,
     with_layers,
 )
-from brim.workflows.measure.work import in_order_of_steps, load_bench, random_rows, tiny
+from brim.workflows.measure.work import in_order_of_steps, load_bench, random_rows
 
 CPU = torch.device("cpu")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the resident set's peak is read from /proc")
