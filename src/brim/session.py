@@ -14,13 +14,13 @@ import torch
 
 from brim.config import Choice, Resolution, bounded_by_rows, load_config, resolve
 from brim.config.schema import Config
-from brim.data import local_folder, with_labels_of_data
+from brim.data import with_labels_of_data
 from brim.data.chat import settled_day
 from brim.data.read import Data, Files, Source, absolute_files, is_files
 from brim.data.tokens import TextEncoder, label_room, learned_label_room, load_encoder
 from brim.errors import ConfigError, InputError
 from brim.models import device_facts, pick_device, stored_choices, with_stored_quantization
-from brim.models.folders import ModelFolder, continued, locate, require_floors
+from brim.models.folders import ModelFolder, continued, local_folder, locate, require_floors
 from brim.notes import Note, warning
 
 _LEARNED = (  # choices that decide what is learned

@@ -18,7 +18,7 @@ from tests.data.conftest import ALL_TRAIN, jsonl
 from tests.messages import refused, says
 from tests.properties import examples
 
-from brim.data import check_data, local_folder, nearest_examples, prepare, prompter, prompts_of, retrieval
+from brim.data import check_data, nearest_examples, prepare, prompter, prompts_of, retrieval
 from brim.data.examples import NONE, RandomExamples, drawn, example_pool
 from brim.data.nearest_examples import (
     FolderSentenceEncoder,
@@ -29,6 +29,7 @@ from brim.data.nearest_examples import (
 from brim.data.read import BATCH_ROWS, read
 from brim.data.retrieval import without_embeddings
 from brim.errors import ConfigError, DataError, ModelError, OutputError, Problem
+from brim.models.folders import local_folder
 
 ONE = {"type": "random", "k": 1}
 QUESTIONS = ["one", "two", "three"]

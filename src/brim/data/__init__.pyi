@@ -1,6 +1,5 @@
 from .check import CheckReport as CheckReport, check_data as check_data
 from .labels import slip_notes as slip_notes, with_labels_of_data as with_labels_of_data
-from .nearest_examples import local_folder as local_folder
 from .preparation import (
     Prepared as Prepared,
     prepare as prepare,

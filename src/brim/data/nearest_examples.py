@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from brim.data.examples import NONE, ExamplePool, Positions
 from brim.errors import ConfigError, ModelError, OutputError, Problem
-from brim.models.folders import read_json, refusals, require_plain_files
+from brim.models.folders import local_folder, read_json, refusals, require_plain_files
 from brim.storage import (
     cache_folder,
     forget_oldest,
@@ -212,17 +212,6 @@ def _loaded(folder: Path) -> Any:
     except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise ModelError(_problem(f"the model that compares inputs cannot be loaded: {reason}", folder)) from error
-
-
-def local_folder(name: str) -> Path | None:
-    """Return the folder of this name, absolute; None where there is none."""
-    if not name:
-        return None
-    try:
-        local = Path(name).expanduser()
-        return local.resolve() if local.is_dir() else None
-    except (OSError, ValueError, RuntimeError):  # too long, a NUL byte, the home of a user who is not there
-        return None
 
 
 def _folder(name: str) -> Path:

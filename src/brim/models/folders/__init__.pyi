@@ -12,6 +12,7 @@ from .model import (
     QUANTIZATION as QUANTIZATION,
     Initialize as Initialize,
     ModelFolder as ModelFolder,
+    local_folder as local_folder,
     locate as locate,
     require_floors as require_floors,
 )

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from brim.config.prompts import pattern_fault
 from brim.config.schema import LoraConfig
 from brim.errors import ModelError, Problem
-from brim.models.folders.model import local_path
+from brim.models.folders.model import local_folder
 from brim.models.folders.untrusted import read_json, require_plain_files
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -60,19 +60,13 @@ def open_adapter(weights: str) -> AdapterFolder:
 
     Raises ModelError when a file is missing, it is not a LoRA adapter, or its settings are not known or not safe.
     """
-    local = _local(weights)
+    local = local_folder(weights)
     path = _from_hub(weights) if local is None else local
     require_plain_files(path)
     lacking = [name for name in (CONFIG, WEIGHTS) if not (path / name).is_file()]
     if lacking:
         raise ModelError(unusable(weights, f"the folder holds no {' and no '.join(lacking)}"))
     return AdapterFolder(path=path, name=weights, settings=_own_settings(path, weights))
-
-
-def _local(weights: str) -> Path | None:
-    """Return the folder of this name; None where there is none."""
-    path = local_path(weights)
-    return path.resolve() if path is not None and path.is_dir() else None
 
 
 def continued(settings: LoraConfig) -> LoraConfig:
@@ -84,7 +78,7 @@ def continued(settings: LoraConfig) -> LoraConfig:
     adapter = open_adapter(settings.pretrained_adapter_weights)
     require_same(settings, adapter)
     update = {key: getattr(adapter.settings, key) for key in _OF_PEFT if key not in settings.model_fields_set}
-    if _local(adapter.name) is not None:
+    if local_folder(adapter.name) is not None:
         update["pretrained_adapter_weights"] = str(adapter.path)
     return settings.model_copy(update=update)
 

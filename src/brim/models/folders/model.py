@@ -176,6 +176,12 @@ def context_length(config: dict[str, Any]) -> int | None:
     return None
 
 
+def local_folder(name: str) -> Path | None:
+    """Return the folder of this name, absolute; None where there is none."""
+    path = local_path(name) if name else None
+    return path.resolve() if path is not None and path.is_dir() else None
+
+
 def local_path(name: str) -> Path | None:
     """Return the path that the name may stand for; None where no file can have this name."""
     try:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
+import brim.report as report
 from brim.data.read import EVENTS
 from brim.errors import InputError
 from brim.infer.metrics import Interval, Measure, intervals, paired_intervals
-from brim.report import figure_lines, history_plot
 from brim.train import RunFolder, history
 from brim.units import format_count, format_seconds
 
@@ -61,7 +61,7 @@ class TrainResult:
         install it, where matplotlib is missing.
         """
         file = self._metrics_file()
-        return history_plot(history(file), title=f"Loss of {file.parent.name}")
+        return report.history_plot(history(file), title=f"Loss of {file.parent.name}")
 
     def _metrics_file(self) -> Path:
         if self.output_directory is None:
@@ -101,7 +101,7 @@ class EvaluateResult:
         """Return the figures as a table, beside the other model's where there is one. other: that model's name."""
         if self.comparison is not None:
             return self.comparison.lines(other=other)
-        return figure_lines([(self.split, self.metrics, self.intervals)])
+        return report.figure_lines([(self.split, self.metrics, self.intervals)])
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -164,7 +164,7 @@ class Comparison:
             ("this model", self.metrics, self.intervals),
             ("difference, paired", self.differences, self.difference_intervals),
         ]
-        table = figure_lines(columns, notes=self.notes)
+        table = report.figure_lines(columns, notes=self.notes)
         return [f"{format_count(self.num_rows, 'row')}; the other model is {self.other}", "", *table]
 
     @property
