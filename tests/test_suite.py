@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, settings
 from tests.properties import FUZZED, USUAL, examples
 
-DRAWN: list[int] = []
 TESTS = """
 import warnings
 import pytest
@@ -63,20 +62,7 @@ def test_an_environment_of_ci_changes_no_profile_and_what_a_gpus_libraries_warn_
     assert "1 warning" in done.stdout
 
 
-@given(number=st.integers())
-@examples(30)
-def _draw(number):
-    DRAWN.append(number)
-
-
-def test_an_own_number_grows_with_the_usual_one_and_the_same_are_drawn_again(profile):
-    """In `make fuzz`, too: it gives a seed."""
-    drawn = []
-    for _ in range(2):
-        DRAWN.clear()
-        _draw()
-        drawn.append(tuple(DRAWN))
-    assert drawn[0] == drawn[1]
-    assert len(DRAWN) >= 30 * (FUZZED // USUAL if profile == "fuzz" else 1)
-    slow = {HealthCheck.too_slow}
-    assert set(examples(suppress_health_check=[HealthCheck.function_scoped_fixture]).suppress_health_check) > slow
+def test_an_own_number_grows_with_the_usual_one(profile):
+    own = examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    assert own.max_examples == 30 * (FUZZED // USUAL if profile == "fuzz" else 1)
+    assert {HealthCheck.too_slow, HealthCheck.function_scoped_fixture} <= set(own.suppress_health_check)
