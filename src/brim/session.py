@@ -49,16 +49,13 @@ def open_session(config: Config) -> Session:
     device = pick_device()
     folder = locate(config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code)
     settled = with_stored_quantization(config, folder)
-    resolution = resolve(
-        settled.model_copy(update=_absolute_paths(config, folder)),
-        device_facts(device),
-        context_length=folder.context_length,
-    )
+    moved = _with_absolute_paths(settled.having("base_model", folder.name))
+    resolution = resolve(moved, device_facts(device), context_length=folder.context_length)
     encoder = load_encoder(folder, trust_remote_code=config.trust_remote_code)
     resolution = with_length_of_labels(resolution, encoder)
     chat, days = settled_day(resolution.config.chat, encoder)
     return Session(
-        config=resolution.config.model_copy(update={"chat": chat}),
+        config=resolution.config.having("chat", chat),
         choices=(*stored_choices(config, folder), *_stored_bits(config, settled), *resolution.choices, *days),
         folder=folder,
         encoder=encoder,
@@ -91,7 +88,7 @@ def with_dataset(session: Session, dataset: Data) -> Session:
     Data that is not in a file has no path, and then none is named.
     """
     files = absolute_files(cast(Files, dataset)) if is_files(dataset) else None
-    return replace(session, config=session.config.model_copy(update={"dataset": files}))
+    return replace(session, config=session.config.having("dataset", files))
 
 
 def with_labels(session: Session, source: Source) -> Session:
@@ -128,9 +125,7 @@ def with_choices(session: Session, choices: Sequence[Choice]) -> Session:
     """Return the session with choices that could only be made later, also in its configuration."""
     config, settled = session.config, {choice.key for choice in choices}
     for choice in choices:
-        section, _, key = choice.key.partition(".")
-        changed = getattr(config, section).model_copy(update={key: choice.value})
-        config = config.model_copy(update={section: changed})
+        config = config.having(choice.key, choice.value)
     others = (choice for choice in session.choices if choice.key not in settled)
     return replace(session, config=config, choices=(*others, *choices))
 
@@ -164,25 +159,21 @@ def _require_one_process() -> None:
         )
 
 
-def _absolute_paths(config: Config, folder: ModelFolder) -> dict[str, object]:
-    """Return the changes that make a saved configuration work from any folder."""
-    update: dict[str, object] = {"base_model": folder.name}
+def _with_absolute_paths(config: Config) -> Config:
+    """Return a configuration that works from any folder once it is saved."""
     if config.dataset is not None:
-        update["dataset"] = absolute_files(config.dataset)
-    adapter = config.adapter
+        config = config.having("dataset", absolute_files(config.dataset))
+    adapter, retrieval = config.adapter, config.prompt.retrieval
     if adapter is not None and adapter.pretrained_adapter_weights is not None:
-        update["adapter"] = continued(adapter)
-    retrieval = config.prompt.retrieval
-    folder_of_sentences = None if retrieval is None else local_folder(retrieval.model_name or "")
-    if retrieval is not None and folder_of_sentences is not None:
-        found = retrieval.model_copy(update={"model_name": str(folder_of_sentences)})
-        update["prompt"] = config.prompt.model_copy(update={"retrieval": found})
+        config = config.having("adapter", continued(adapter))
+    if retrieval is not None and (sentences := local_folder(retrieval.model_name or "")) is not None:
+        config = config.having("prompt.retrieval.model_name", str(sentences))
     if config.chat is not None and config.chat.template is not None:
         # pathlib's own methods raise for a loop of links and for the home of an unknown user. A path that leads nowhere
         # is kept, and is reported when it is read.
         template = os.path.realpath(os.path.expanduser(config.chat.template))  # noqa: PTH111
-        update["chat"] = config.chat.model_copy(update={"template": template})
-    return update
+        config = config.having("chat.template", template)
+    return config
 
 
 _KEY = "generation.max_new_tokens"
@@ -213,9 +204,8 @@ def with_length_of_labels(resolution: Resolution, encoder: TextEncoder) -> Resol
         return resolution
     why = "the longest label and its end" + ("" if was_chosen else f"; {given:,} are set")
     others = tuple(choice for choice in resolution.choices if choice.key != _KEY)
-    generation = config.generation.model_copy(update={"max_new_tokens": longest})
     return replace(
         resolution,
-        config=config.model_copy(update={"generation": generation}),
+        config=config.having(_KEY, longest),
         choices=(*others, Choice(key=_KEY, value=longest, reason=why)),
     )

@@ -10,6 +10,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 Item = TypeVar("Item")
+Held = TypeVar("Held", bound="Section")
 
 
 # Lists in YAML, tuples in Python: a frozen section holds nothing that can be changed in place.
@@ -35,6 +36,11 @@ class Section(BaseModel):
     """Hold a mapping of the configuration."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def having(self: Held, path: str, value: Any) -> Held:
+        """Return the section with another value of a key, such as "chat.date". The value is not checked."""
+        name, _, rest = path.partition(".")
+        return self.model_copy(update={name: getattr(self, name).having(rest, value) if rest else value})
 
 
 def key(default: Any, description: str, *, brim: bool = False, expected: str = "") -> Any:

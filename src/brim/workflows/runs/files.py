@@ -24,13 +24,10 @@ def with_trained_weights(config: Config, run: RunFolder) -> Config:
 
     One without an adapter, of a run that trained one, asks for the base model: it is returned as it is.
     """
-    weights, adapter = str(run.model.resolve()), config.adapter
+    weights = str(run.model.resolve())
     if not (run.model / "adapter_config.json").is_file():
         return config.model_copy(update={"base_model": weights, "initialize": "pretrained"})
-    if adapter is None:
-        return config
-    trained = adapter.model_copy(update={"pretrained_adapter_weights": weights})
-    return config.model_copy(update={"adapter": trained})
+    return config if config.adapter is None else config.having("adapter.pretrained_adapter_weights", weights)
 
 
 class RunNotes:
@@ -112,7 +109,7 @@ def model_card(
 
     rows: of each split. metrics: of the exported weights, by split.
     """
-    kind = "LoRA adapter" if config.adapter is not None else "Fully trained model"
+    name = Path(base_model).name if Path(base_model).is_absolute() else base_model
     if config.chat is not None:
         prompt = "conversations, written out by the tokenizer's chat template"
     else:
@@ -120,12 +117,7 @@ def model_card(
     fence = _fence(prompt)
     return "\n".join(
         [
-            "---",
-            *_front_matter(config, base_model),
-            "---",
-            "",
-            f"# {kind} on {Path(base_model).name if Path(base_model).is_absolute() else base_model}",
-            "",
+            *_head(config, base_model, name, kind="Fully trained model"),
             f"Trained with brim {brim.__version__} on `{dataset}`: "
             f"{format_count(state.step, 'step')}, {format_count(state.consumed_samples, 'sample')}, "
             f"{format_count(state.num_supervised_tokens, 'supervised token')}.",
@@ -155,12 +147,13 @@ def card_apart(card: str | None, config: Config, *, packages: Mapping[str, str],
     card: the run's own, which its owner may have edited; None where there is none. packages: versions by name.
     merge: describes how an adapter was merged into the weights.
     """
-    text = card if card is not None else _card_without_run(config)
+    base = config.base_model
+    text = "\n".join(_head(config, base, local_name(base), kind="Model")) if card is None else card
     if merge is not None:
         text = text.replace("library_name: peft\n", "library_name: transformers\n", 1)
         text = text.replace("\n# LoRA adapter on ", "\n# LoRA adapter merged into ", 1)
     versions = ", ".join(f"{name} {version}" for name, version in packages.items() if version != "not installed")
-    settings = dump(config.model_copy(update=_names_for_paths(config)))
+    settings = dump(_with_names_for_paths(config))
     fence = _fence(settings)
     lines = [text.replace(f"{_SETTINGS}\n", "").rstrip(), ""]
     if merge is not None:
@@ -177,31 +170,21 @@ def local_name(name: str) -> str:
     return path.resolve().name if path.is_absolute() or path.exists() else name
 
 
-def _card_without_run(config: Config) -> str:
-    kind = "LoRA adapter" if config.adapter is not None else "Model"
-    library = "peft" if config.adapter is not None else "transformers"
-    hub = [] if local_name(config.base_model) != config.base_model else [f"base_model: {config.base_model}"]
-    front = [f"library_name: {library}", *hub, "pipeline_tag: text-generation", "tags: [brim]"]
-    return "\n".join(["---", *front, "---", "", f"# {kind} on {local_name(config.base_model)}", ""])
-
-
-def _names_for_paths(config: Config) -> dict[str, object]:
-    """Return names in place of the paths that keys of the configuration hold."""
-    update: dict[str, object] = {"base_model": local_name(config.base_model)}
-    if config.dataset is not None:
-        files = (config.dataset,) if isinstance(config.dataset, str) else config.dataset
-        names = tuple(map(local_name, files))
-        update["dataset"] = names[0] if len(names) == 1 else names
-    if config.adapter is not None and config.adapter.pretrained_adapter_weights is not None:
-        name = local_name(config.adapter.pretrained_adapter_weights)
-        update["adapter"] = config.adapter.model_copy(update={"pretrained_adapter_weights": name})
-    if config.chat is not None and config.chat.template is not None:
-        update["chat"] = config.chat.model_copy(update={"template": local_name(config.chat.template)})
-    retrieval = config.prompt.retrieval
-    if retrieval is not None and retrieval.model_name is not None:
-        named = retrieval.model_copy(update={"model_name": local_name(retrieval.model_name)})
-        update["prompt"] = config.prompt.model_copy(update={"retrieval": named})
-    return update
+def _with_names_for_paths(config: Config) -> Config:
+    """Return the configuration with names in place of the paths that its keys hold."""
+    adapter, chat, retrieval, files = config.adapter, config.chat, config.prompt.retrieval, config.dataset
+    paths = {
+        "base_model": config.base_model,
+        "adapter.pretrained_adapter_weights": None if adapter is None else adapter.pretrained_adapter_weights,
+        "chat.template": None if chat is None else chat.template,
+        "prompt.retrieval.model_name": None if retrieval is None else retrieval.model_name,
+    }
+    for key, path in paths.items():
+        config = config if path is None else config.having(key, local_name(path))
+    if files is None:
+        return config
+    names = tuple(map(local_name, (files,) if isinstance(files, str) else files))
+    return config.having("dataset", names[0] if len(names) == 1 else names)
 
 
 def _fence(text: str) -> str:
@@ -209,11 +192,12 @@ def _fence(text: str) -> str:
     return "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
 
 
-def _front_matter(config: Config, base_model: str) -> list[str]:
-    lines = ["library_name: peft" if config.adapter is not None else "library_name: transformers"]
-    if not Path(base_model).is_absolute():
-        lines.append(f"base_model: {base_model}")
-    return [*lines, "pipeline_tag: text-generation", "tags: [brim]"]
+def _head(config: Config, base_model: str, name: str, *, kind: str) -> list[str]:
+    """Return the Hub's front matter and the title. name: what the base model is called; on the Hub, that is its id."""
+    library, kind = ("transformers", kind) if config.adapter is None else ("peft", "LoRA adapter")
+    hub = [f"base_model: {base_model}"] if name == base_model else []
+    front = [f"library_name: {library}", *hub, "pipeline_tag: text-generation", "tags: [brim]"]
+    return ["---", *front, "---", "", f"# {kind} on {name}", ""]
 
 
 def _learned(config: Config) -> str:
