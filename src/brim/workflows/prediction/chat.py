@@ -7,7 +7,7 @@ the day that it was begun on, are those of its session.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -27,7 +27,7 @@ from brim.models import LLM
 from brim.models.loss import base_model
 from brim.notes import Say
 from brim.planning import GenerationPlan, generation_request, plan_job
-from brim.session import Session, say_nothing, with_settings
+from brim.session import Session, say_nothing, with_choices, with_settings
 from brim.train import RunFolder
 from brim.workflows.prediction.evaluation import respond
 from brim.workflows.prediction.launch import constraint_of, engine_by_hand, require_fits, settings_of
@@ -49,22 +49,24 @@ def with_stored_template(config: Config, run: RunFolder) -> Config:
     """Return a run's configuration with the template that is stored in it: the base's own may have changed since."""
     if config.chat is None or not (run.model / TEMPLATE_FILE).is_file():
         return config
-    chat = config.chat.model_copy(update={"template": str(run.model.resolve())})
-    return config.model_copy(update={"chat": chat})
+    return config.having("chat.template", str(run.model.resolve()))
 
 
 def with_day_of_run(session: Session, run: RunFolder) -> Session:
     """Return the session with the day that a run was begun on, so that it can be continued on another."""
+
+    def day() -> str | None:
+        chat = load_config(run.config).config.chat if run.config.is_file() else None
+        return None if chat is None else chat.date
+
+    return with_day(session, day, reason="the day on which the run began")
+
+
+def with_day(session: Session, day: Callable[[], str | None], *, reason: str) -> Session:
+    """Return the session with another day, where its chat template asks for one. day: None: it is not known."""
     was_chosen = any(choice.key == "chat.date" for choice in session.choices)
-    if not was_chosen or session.config.chat is None or not run.config.is_file():
-        return session
-    before = load_config(run.config).config.chat
-    if before is None or before.date is None:
-        return session
-    chat = session.config.chat.model_copy(update={"date": before.date})
-    choice = Choice(key="chat.date", value=before.date, reason="the day on which the run began")
-    choices = tuple(choice if each.key == choice.key else each for each in session.choices)
-    return replace(session, config=session.config.model_copy(update={"chat": chat}), choices=choices)
+    found = day() if was_chosen else None
+    return session if found is None else with_choices(session, [Choice(key="chat.date", value=found, reason=reason)])
 
 
 _MESSAGES = "messages"
@@ -86,7 +88,10 @@ class Conversation:
         self._llm, self._say = llm, say
         self._system: str | None = None
         self._turns: list[Turn] = []
-        self._most_tokens = self._room_for_tokens()
+        # Of a prompt and its answer: as many as the context holds, or memory.budget.
+        self._most_tokens = self._session.folder.context_length
+        if self._most_tokens is not None and self.remembers:
+            self._most_tokens = tokens_of_one(llm, self._session, most=self._most_tokens)
         self._kept = KeptCache(most_columns=self._most_tokens) if self.remembers else None
         self._answer: Pieces | None = None  # the last one, which may be unfinished
         require_streamable(llm, self._session)
@@ -148,13 +153,6 @@ class Conversation:
         require_streamable(self._llm, changed)
         self._session = changed
 
-    def _room_for_tokens(self) -> int | None:
-        """Return the tokens that a prompt and its answer may have: the context, or as many as memory.budget holds."""
-        context_length = self._session.folder.context_length
-        if context_length is None or not self.remembers:
-            return context_length
-        return tokens_of_one(self._llm, self._session, most=context_length)
-
     @property
     def _new_tokens(self) -> int:
         new_tokens = self._session.config.generation.max_new_tokens
@@ -174,19 +172,16 @@ class Conversation:
         finish_reason: FinishReason | None = None
         try:
             while True:
-                try:
-                    said.append(next(pieces))
-                except StopIteration as ended:
-                    finish_reason = ended.value
-                    break
+                said.append(next(pieces))
                 yield said[-1]
+        except StopIteration as ended:
+            finish_reason = ended.value
         finally:
             pieces.close()
             if self.remembers and (said or finish_reason is not None):
                 self._turns += [question, _turn("assistant", "".join(said))]
         if finish_reason == "length":
-            most = self._session.config.generation.max_new_tokens
-            self._say(f"the answer was cut at generation.max_new_tokens ({most:,})")
+            self._say(f"the answer was cut at generation.max_new_tokens ({self._new_tokens:,})")
         assert finish_reason is not None, "the iterator has ended"
         return finish_reason
 
@@ -238,8 +233,9 @@ def _place(row: int) -> str:
 def _for_one(config: Config) -> Config:
     """Return the configuration for a single prompt, of which nothing is dropped or cut."""
     preprocessing = config.preprocessing.model_copy(update={"on_bad_row": "error", "on_overlong": "error"})
-    chat = None if config.chat is None else config.chat.model_copy(update={"messages": _MESSAGES, "tools": None})
-    return config.model_copy(update={"preprocessing": preprocessing, "chat": chat})
+    if config.chat is not None:
+        config = config.having("chat", config.chat.model_copy(update={"messages": _MESSAGES, "tools": None}))
+    return config.having("preprocessing", preprocessing)
 
 
 def _rows(columns: Mapping[str, list[Any]], session: Session) -> TokenRows:
@@ -355,14 +351,12 @@ def tokens_of_one(llm: LLM, session: Session, *, most: int) -> int:
 def _pieces(tokens: Generator[int, None, FinishReason], encoder: TextEncoder) -> Pieces:
     text = GrowingText(encoder)
     with closing(tokens):
-        while True:
-            try:
-                token = next(tokens)
-            except StopIteration as ended:
-                finish_reason: FinishReason = ended.value
-                break
-            if piece := text.add(token):
-                yield piece
+        try:
+            while True:
+                if piece := text.add(next(tokens)):
+                    yield piece
+        except StopIteration as ended:
+            finish_reason: FinishReason = ended.value
     if piece := text.rest():
         yield piece
     return finish_reason

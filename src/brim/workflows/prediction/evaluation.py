@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -92,7 +92,7 @@ class Contender:
                 "metrics", "sacrebleu", "rouge_score", what="a comparison of texts", otherwise="leave --texts out"
             )
         if like is not None:
-            config = config.model_copy(update={"generation": like.session.config.generation})
+            config = config.having("generation", like.session.config.generation)
         session = with_labels(replace(session, config=config), source)
         prepared = prepare(
             source,
@@ -136,8 +136,16 @@ class Contender:
         Raises DataError where there is no such row.
         """
         keys = np.intersect1d(self.rows.keys, second.rows.keys)
-        _require_common(keys, second)
-        mine, other = self.only(keys), second.only(keys)
+        if not len(keys):
+            raise DataError(
+                what="there is no row that both models can take",
+                where=second.name,
+                fix="compare on rows that are short enough for both",
+            )
+        mine, other, notes = self.only(keys), second.only(keys), []
+        if num_left := max(len(self.rows), len(second.rows)) - len(keys):
+            rows = format_count(len(keys), "row")
+            notes.append(f"compared on the {rows} that both models take; {num_left:,} are left out")
 
         def say_of_other(line: str) -> None:
             if is_told(line):
@@ -146,8 +154,7 @@ class Contender:
             say(line)
 
         theirs = other.evaluated(load(), split=ours.split, say=say_of_other, on_batch=on_batch)
-        our_measures, notes = _measures_on(ours, mine, keys), _notes(self, second, keys)
-        their_measures = dict(theirs.measures)
+        our_measures, their_measures = _measures_on(ours, mine, keys), dict(theirs.measures)
         if not _same_targets(mine.rows, other.rows):
             num_bytes = _answer_bytes(mine)
             our_measures = _without_tokens(our_measures, _losses(ours, keys), num_bytes)
@@ -161,9 +168,9 @@ class Contender:
 
 def _with_same_rows(config: Config, like: Config) -> Config:
     """Return the configuration with all that decides which rows are in a split."""
-    parts = {part: getattr(like.preprocessing, part) for part in ("split", "sample_ratio", "sample_size")}
-    preprocessing = config.preprocessing.model_copy(update=parts)
-    return config.model_copy(update={"preprocessing": preprocessing, "random_seed": like.random_seed})
+    for part in ("split", "sample_ratio", "sample_size"):
+        config = config.having(f"preprocessing.{part}", getattr(like.preprocessing, part))
+    return config.having("random_seed", like.random_seed)
 
 
 def base_of(config: Config, run: RunFolder | None, *, has_learned: bool) -> Config:
@@ -192,12 +199,8 @@ def _measures_on(ours: EvaluateResult, mine: Contender, keys: NDArray[np.int64])
     if len(keys) == len(frame):
         return dict(ours.measures)
     frame = frame[frame["row"].isin(keys)]
-    measures = Scores(
-        keys=frame["row"].to_numpy(),
-        loss=frame["loss"].to_numpy(),
-        num_correct=frame["num_correct"].to_numpy(),
-        num_supervised=frame["num_supervised"].to_numpy(),
-    ).measures()
+    figures = {name: frame[name].to_numpy() for name in ("loss", "num_correct", "num_supervised")}
+    measures = Scores(keys=keys, **figures).measures()
     if mine.asked is not None:
         measures |= response_measures(frame, mine.asked.references, label_reader(mine.session.config))
     return measures
@@ -223,29 +226,9 @@ def _answer_bytes(of: Contender) -> NDArray[np.int64]:
 
 
 def _same_targets(ours: TokenRows, theirs: TokenRows) -> bool:
-    if not np.array_equal(ours.num_supervised, theirs.num_supervised):
-        return False
-    return all(
+    return np.array_equal(ours.num_supervised, theirs.num_supervised) and all(
         np.array_equal(mine.input_ids[mine.supervised], other.input_ids[other.supervised])
         for mine, other in zip(ours, theirs, strict=True)
-    )
-
-
-def _require_common(keys: NDArray[np.int64], other: Contender) -> None:
-    if not len(keys):
-        raise DataError(
-            what="there is no row that both models can take",
-            where=other.name,
-            fix="compare on rows that are short enough for both",
-        )
-
-
-def _notes(first: Contender, second: Contender, keys: NDArray[np.int64]) -> list[str]:
-    num_left = max(len(first.rows), len(second.rows)) - len(keys)
-    return (
-        [f"compared on the {format_count(len(keys), 'row')} that both models take; {num_left:,} are left out"]
-        if num_left
-        else []
     )
 
 
@@ -305,17 +288,18 @@ def evaluate(
     say(status("evaluating", is_planned=True))
     scores = scored(llm, session, rows, batches, on_batch=on_batch)
     figures, measures = scores.summary(), scores.measures()
-    frame = pd.DataFrame(
-        {
-            "row": scores.keys,
-            "loss": scores.loss,
-            "num_correct": scores.num_correct,
-            "num_supervised": scores.num_supervised,
-        }
-    )
+    frame = pd.DataFrame(asdict(scores)).rename(columns={"keys": "row"})
     if asked is not None:
-        texts = _responses(llm, session, asked, say=say, on_batch=on_batch)
-        measures |= response_measures(texts, asked.references, label_reader(session.config))
+        texts, reader = (
+            responses_to(llm, session, asked.prompts, say=say, on_batch=on_batch),
+            label_reader(session.config),
+        )
+        if reader is not None:
+            counts = LabelCounts()
+            texts.insert(1, "label", counts.extract(texts["response"].tolist(), reader))
+            for line in counts.notes(session.config.output_features[0]):
+                say(line)
+        measures |= response_measures(texts, asked.references, reader)
         frame = pd.concat([frame, texts], axis=1)
     return EvaluateResult(
         split=split,
@@ -338,17 +322,6 @@ def response_measures(texts: pd.DataFrame, references: Sequence[str], reader: La
     found["response_tokens"] = Measure.ratio(texts["num_response_tokens"].to_numpy())
     found["ended_by_itself"] = Measure.ratio((texts["finish_reason"] == "stop").to_numpy())
     return found
-
-
-def _responses(llm: LLM, session: Session, asked: Asked, *, say: Say, on_batch: Callable[[int], None]) -> pd.DataFrame:
-    """Return the responses, with a column of labels for a category."""
-    texts, reader = responses_to(llm, session, asked.prompts, say=say, on_batch=on_batch), label_reader(session.config)
-    if reader is not None:
-        counts = LabelCounts()
-        texts.insert(1, "label", counts.extract(texts["response"].tolist(), reader))
-        for line in counts.notes(session.config.output_features[0]):
-            say(line)
-    return texts
 
 
 def responses_to(
@@ -378,8 +351,7 @@ def asked_of(source: Source, session: Session, rows: TokenRows, *, split: str) -
     if session.config.chat is None:
         return Asked(prompts=rows.prompts(), references=references)
     # The rows have their answers: what cannot be used was dropped before, and is not an error now.
-    preprocessing = session.config.preprocessing.model_copy(update={"on_bad_row": "drop"})
-    config = session.config.model_copy(update={"preprocessing": preprocessing})
+    config = session.config.having("preprocessing.on_bad_row", "drop")
     every = prompts_of(source, config, session.encoder, only=split).rows
     return Asked(prompts=every.take(np.flatnonzero(np.isin(every.keys, rows.keys))), references=references)
 

@@ -15,7 +15,6 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,7 +26,7 @@ from brim.notes import Say
 from brim.session import Session
 from brim.storage import make_folder, remove_folder, sha256, sync, write_text, writing
 from brim.train import package_versions
-from brim.workflows.prediction.chat import template_texts
+from brim.workflows.prediction.chat import template_texts, with_day
 from brim.workflows.runs import flat, json_lines, read_json
 
 _FORMAT = 1  # of the files in the folder
@@ -77,27 +76,18 @@ def check_job(output: Path, *, resume: bool) -> None:
         )
 
 
-def job_settings(output: Path) -> Mapping[str, Any]:
-    """Return the settings that the output's job was begun with; nothing where there is no job."""
-    folder = JobFolder(output)
-    settings: Mapping[str, Any] = _read_job(folder)["fingerprint"] if folder.exists else {}
-    return settings
-
-
 class Job:
     """Hold a prediction on disk that this process works on."""
 
     def __init__(self, folder: JobFolder, *, responses: Journal, scores: Journal) -> None:
         self.folder, self.responses, self.scores = folder, responses, scores
 
-    def begins(self, what: Mapping[str, Any]) -> None:
-        """Note that rows are going to be generated: from now on the job is unfinished."""
-        self._note_outputs(self._digests(), finished=False)
-        _note_sitting(self.folder, {"event": "begins", "time": time.time(), **what})
-
-    def ends(self, what: Mapping[str, Any]) -> None:
-        """Note that no more rows are generated in this process."""
-        _note_sitting(self.folder, {"event": "ends", **what})
+    def note(self, event: str, **what: Any) -> None:
+        """Note that this process "begins" to generate rows, from when on the job is unfinished, or "ends" to."""
+        if event == "begins":
+            self._note_outputs(self._digests(), finished=False)
+            what = {"time": time.time(), **what}
+        _note_sitting(self.folder, {"event": event, **what})
 
     def sittings(self) -> list[dict[str, Any]]:
         """Return what all processes that worked on this job noted, with a line for each that was killed."""
@@ -267,7 +257,7 @@ def _held(folder: JobFolder) -> Iterator[None]:
 
 def _is_ours(folder: JobFolder) -> bool:
     """Return whether a folder without a job is what a kill left of one that was about to begin."""
-    return folder.path.is_dir() and all(entry.name in (".job.json.tmp",) for entry in folder.path.iterdir())
+    return folder.path.is_dir() and all(entry.name == ".job.json.tmp" for entry in folder.path.iterdir())
 
 
 def _read_job(folder: JobFolder) -> dict[str, Any]:
@@ -355,7 +345,7 @@ def fingerprint(session: Session, *, split: str) -> Fingerprint:
         **kept,
         "--split": split,
         **_other_numbers(session),
-        **({} if template is None else {"the chat template": _digest(template.as_one().encode())}),
+        **({} if template is None else {"the chat template": hashlib.sha256(template.as_one().encode()).hexdigest()}),
         **_base_files(session),
         **_adapter_files(session),
     }
@@ -419,17 +409,11 @@ def _digest_of_file(path: Path) -> str:
     return f"{size} bytes, sampled: {digest.hexdigest()}"
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
 def with_day_of_job(session: Session, output: Path) -> Session:
     """Return the session with the day on which a continued job was begun, where its chat template asks for one."""
-    was_chosen = any(choice.key == "chat.date" for choice in session.choices)
-    if not was_chosen or session.config.chat is None:
-        return session
-    day = job_settings(output).get("chat.date")
-    if day is None:
-        return session
-    chat = session.config.chat.model_copy(update={"date": day})
-    return replace(session, config=session.config.model_copy(update={"chat": chat}))
+    folder = JobFolder(output)
+
+    def day() -> str | None:
+        return _read_job(folder)["fingerprint"].get("chat.date") if folder.exists else None
+
+    return with_day(session, day, reason="the day on which the prediction began")

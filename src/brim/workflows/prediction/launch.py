@@ -44,15 +44,7 @@ from brim.models import LLM, precision
 from brim.models.folders import AdapterFolder, open_adapter
 from brim.models.loss import base_model
 from brim.notes import Note, Say, status
-from brim.planning import (
-    GenerationPlan,
-    GenerationRequest,
-    cannot,
-    generation_request,
-    plan_job,
-    recut,
-    short_plan,
-)
+from brim.planning import GenerationPlan, GenerationRequest, cannot, generation_request, plan_job, recut, short_plan
 from brim.planning.costs import corrected
 from brim.session import Session
 from brim.storage import Cache, cache_folder, digest
@@ -164,18 +156,11 @@ def settings_of(llm: LLM, session: Session) -> dict[str, Any]:
 def settings_with(session: Session, own_ends: Sequence[int]) -> dict[str, Any]:
     """Return the same as `settings_of`. own_ends: tokens at which the model stops by itself."""
     encoder, chat = session.encoder, session.config.chat
-    ends = [] if chat is None else chat_template(chat, encoder).end_ids(encoder)
-    return generation_settings(
-        session.config.generation,
-        pad_id=encoder.pad_id,
-        end_ids=list(dict.fromkeys([*ends, *own_ends])),
-    )
+    ends = [*([] if chat is None else chat_template(chat, encoder).end_ids(encoder)), *own_ends]
+    return generation_settings(session.config.generation, pad_id=encoder.pad_id, end_ids=list(dict.fromkeys(ends)))
 
 
 _TINY = CacheShape(rows=1, columns=3, prompts=1, prompt_tokens=2)
-
-
-_NOT_TRIED = "not tried before the first rows, "
 
 
 def proven(
@@ -193,7 +178,7 @@ def proven(
         plan = _with_what_is_left(plan, request, say)
         reason = "which are those with the longest prompts"
     if reason:
-        return replace(plan, proof=_NOT_TRIED + reason)
+        return replace(plan, proof=f"not tried before the first rows, {reason}")
     trial = _Trial(request, llm, settings)
     plan = _with_what_is_left(plan, request, say)
     number = 0
@@ -378,15 +363,19 @@ def _adapter(session: Session) -> AdapterFolder | None:
 
 
 def _require_plain_weights(session: Session, adapter: AdapterFolder | None) -> None:
-    config = session.config
-    if config.initialize == "random":
-        raise _refused("initialize is random, and it loads weights from files")
-    if config.quantization is not None:
-        raise _refused("the base is quantised as it is loaded, which vLLM does in another way")
-    if adapter is not None and adapter.settings.use_dora:
-        raise _refused("the adapter is a DoRA, which it does not know")
-    if adapter is not None and adapter.settings.bias_type != "none":
-        raise _refused("the adapter has biases, which it does not know")
+    config, settings = session.config, None if adapter is None else adapter.settings
+    for is_so, reason in (
+        (config.initialize == "random", "initialize is random, and it loads weights from files"),
+        (config.quantization is not None, "the base is quantised as it is loaded, which vLLM does in another way"),
+        (settings is not None and settings.use_dora, "the adapter is a DoRA, which it does not know"),
+        (settings is not None and settings.bias_type != "none", "the adapter has biases, which it does not know"),
+    ):
+        if is_so:
+            raise InputError(
+                what=f"vLLM cannot be used: {reason}",
+                where="generation.engine: vllm",
+                fix="set generation.engine: auto, or `brim export RUN --merge` first and predict with that model",
+            )
 
 
 def _stored_generation(session: Session) -> Any:
@@ -398,12 +387,4 @@ def _stored_generation(session: Session) -> Any:
         return GenerationConfig.from_pretrained(path)
     return GenerationConfig.from_model_config(
         AutoConfig.from_pretrained(path, trust_remote_code=session.config.trust_remote_code)
-    )
-
-
-def _refused(reason: str) -> InputError:
-    return InputError(
-        what=f"vLLM cannot be used: {reason}",
-        where="generation.engine: vllm",
-        fix="set generation.engine: auto, or `brim export RUN --merge` first and predict with that model",
     )

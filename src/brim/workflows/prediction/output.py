@@ -24,14 +24,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from brim.config.prompts import LabelReader
-from brim.data.read import (
-    Ledger,
-    Source,
-    blocks,
-    nested_type,
-    nested_values,
-    nested_word,
-)
+from brim.data.read import Ledger, Source, blocks, nested_type, nested_values, nested_word
 from brim.data.tokens import TextEncoder, TokenRows
 from brim.errors import DataError, InputError, OutputError, Problem, WriteError
 from brim.infer.engines import Response
@@ -138,6 +131,13 @@ class Counts:
     finish_reasons: Counter[str] = field(default_factory=Counter)
     labels: LabelCounts = field(default_factory=LabelCounts)
 
+    def add(self, responses: list[Response], lengths: NDArray[np.int64]) -> None:
+        """Count responses to prompts of these lengths."""
+        self.num_rows += len(responses)
+        self.num_prompt_tokens += int(lengths.sum())
+        self.num_response_tokens += sum(len(response.token_ids) for response in responses)
+        self.finish_reasons.update(response.finish_reason for response in responses)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
@@ -171,12 +171,12 @@ class Predictions:
             done += len(rows)
             responses = [self.response(position) for position in positions.tolist()]
             added = self._added(positions, responses, lengths[positions], counts)
-            _count(counts, responses, lengths[positions])
+            counts.add(responses, lengths[positions])
             given = [
-                pa.array(nested_values(column), types[name]) if name in types else column
+                nested_values(column) if name in types else column
                 for name, column in zip(block.column_names, block.columns, strict=True)
             ]
-            yield pa.table([pa.array(rows), *given, *added], schema=schema)
+            yield pa.table([rows, *given, *added], schema=schema)
 
     @cached_property
     def _types(self) -> dict[str, pa.DataType]:
@@ -191,40 +191,28 @@ class Predictions:
         return pa.concat_tables([self.schema.empty_table(), *self.blocks(counts)])
 
     def _added_fields(self) -> list[pa.Field]:
-        names: list[tuple[str, pa.DataType]] = [
-            (self.name, pa.string()),
-            *([] if self.labels is None else [(self.labels[0], pa.string())]),
-            ("finish_reason", pa.string()),
-            ("num_prompt_tokens", pa.int64()),
-            ("num_response_tokens", pa.int64()),
+        return [
+            pa.field(self.name, pa.string()),
+            *([] if self.labels is None else [pa.field(self.labels[0], pa.string())]),
+            pa.field("finish_reason", pa.string()),
+            pa.field("num_prompt_tokens", pa.int64()),
+            pa.field("num_response_tokens", pa.int64()),
+            *([] if self.log_probability is None else [pa.field(LOG_PROBABILITY, pa.float64())]),
         ]
-        if self.log_probability is not None:
-            names.append((LOG_PROBABILITY, pa.float64()))
-        return [pa.field(name, kind) for name, kind in names]
 
     def _added(
         self, positions: NDArray[np.intp], responses: list[Response], lengths: NDArray[np.int64], counts: Counts
-    ) -> list[pa.Array]:
+    ) -> list[Sequence[Any] | NDArray[Any]]:
         """Return the columns of `_added_fields`."""
         texts = [self.encoder.decode(response.token_ids, skip_special_tokens=True) for response in responses]
-        labels = [] if self.labels is None else [counts.labels.extract(texts, self.labels[1])]
-        columns = [
-            pa.array(texts, pa.string()),
-            *(pa.array(each, pa.string()) for each in labels),
-            pa.array([response.finish_reason for response in responses], pa.string()),
-            pa.array(lengths, pa.int64()),
-            pa.array([len(response.token_ids) for response in responses], pa.int64()),
+        return [
+            texts,
+            *([] if self.labels is None else [counts.labels.extract(texts, self.labels[1])]),
+            [response.finish_reason for response in responses],
+            lengths,
+            [len(response.token_ids) for response in responses],
+            *([] if self.log_probability is None else [list(map(self.log_probability, positions.tolist()))]),
         ]
-        if self.log_probability is not None:
-            columns.append(pa.array(map(self.log_probability, positions.tolist()), pa.float64()))
-        return columns
-
-
-def _count(counts: Counts, responses: list[Response], lengths: NDArray[np.int64]) -> None:
-    counts.num_rows += len(responses)
-    counts.num_prompt_tokens += int(lengths.sum())
-    counts.num_response_tokens += sum(len(response.token_ids) for response in responses)
-    counts.finish_reasons.update(response.finish_reason for response in responses)
 
 
 ROW, LOG_PROBABILITY = "row", "log_probability"
@@ -278,12 +266,9 @@ def require_free_names(source: Source, responses: Sequence[str], *, with_scores:
     taken = [name for name in own if name in source.table.column_names]
     if taken:
         listed = ", ".join(f"`{name}`" for name in taken)
-        raise DataError(
-            what=f"the data has {'a column' if len(taken) == 1 else 'columns'} {listed}, "
-            f"{'a name' if len(taken) == 1 else 'names'} that predictions use themselves",
-            where=source.name,
-            fix="rename or remove it" if len(taken) == 1 else "rename or remove them",
-        )
+        columns, names, them = ("a column", "a name", "it") if len(taken) == 1 else ("columns", "names", "them")
+        what = f"the data has {columns} {listed}, {names} that predictions use themselves"
+        raise DataError(what=what, where=source.name, fix=f"rename or remove {them}")
 
 
 def write_predictions(frame: pd.DataFrame, path: Path) -> None:

@@ -7,7 +7,7 @@ is identified by its number, or by the value of a column, wherever in the data i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
@@ -61,18 +61,16 @@ def with_policies(session: Session, *, on_error: OnError | None, on_overlong: On
         changes["on_overlong"] = _ON_OVERLONG[on_overlong]
     elif on_error == "skip" and config.preprocessing.on_overlong in ("auto", "error"):
         changes["on_overlong"] = "drop"
-    features = tuple(map(_dropping_missing, config.input_features)) if on_error == "skip" else config.input_features
-    preprocessing = config.preprocessing.model_copy(update=changes)
-    config = config.model_copy(update={"preprocessing": preprocessing, "input_features": features})
+    config = config.having("preprocessing", config.preprocessing.model_copy(update=changes))
+    if on_error == "skip":
+        config = config.having("input_features", tuple(map(_dropping_missing, config.input_features)))
     return replace(session, config=config)
 
 
 def _dropping_missing(feature: InputFeature) -> InputFeature:
     """Return the feature that drops rows without a value that the prompt needs, unless it is filled in."""
-    if feature.preprocessing.missing_value_strategy != "error":
-        return feature
-    preprocessing = feature.preprocessing.model_copy(update={"missing_value_strategy": "drop_row"})
-    return feature.model_copy(update={"preprocessing": preprocessing})
+    key = "preprocessing.missing_value_strategy"
+    return feature.having(key, "drop_row") if feature.preprocessing.missing_value_strategy == "error" else feature
 
 
 Keep: TypeAlias = Literal["first", "last"]
@@ -127,10 +125,11 @@ def continuable(
         if "on_overlong" in unasked:
             told = [replace(entry, why=few, place=source.locate(entry.key)) for entry in told]
         entries += told
-        if is_cut:
-            prompts = _cut(prompts, room, keep, session) if is_long.any() else prompts
-        else:
+        if not is_cut:
             is_kept &= ~is_long
+        elif is_long.any():
+            bos_id = session.encoder.bos_id
+            prompts = prompts.cut_to(room) if keep == "first" else prompts.cut_to_last(room, after=bos_id)
     positions = np.flatnonzero(is_kept)
     kept = prompts.take(positions)
     require_continuable(kept, session, source.locate)
@@ -150,16 +149,10 @@ def require_continuable(rows: TokenRows, session: Session, locate: Callable[[int
     Raises ConfigError where the new tokens fill the whole context.
     """
     lengths = rows.num_prompt_tokens
-    problems = [
-        *_empty(rows.keys[lengths == 0].tolist(), locate),
-        *_too_long(rows.keys, lengths, _room(session), locate),
-    ]
+    empty = rows.keys[lengths == 0].tolist()
+    problems = [*_empty(empty, locate), *_too_long(rows.keys, lengths, _room(session), locate)]
     if problems:
         raise DataError(*problems)
-
-
-def _cut(prompts: TokenRows, room: int, keep: Keep, session: Session) -> TokenRows:
-    return prompts.cut_to(room) if keep == "first" else prompts.cut_to_last(room, after=session.encoder.bos_id)
 
 
 def _room(session: Session) -> int | None:
@@ -177,17 +170,14 @@ def _room(session: Session) -> int | None:
     return context_length - new_tokens
 
 
-def _empty(keys: list[int], locate: Callable[[int], str]) -> list[Problem]:
-    if not keys:
-        return []
-    return [
-        Problem(
+def _empty(keys: list[int], locate: Callable[[int], str]) -> Iterator[Problem]:
+    if keys:
+        yield Problem(
             what=f"{_prompts(len(keys))} empty",
             where=_places([locate(key) for key in keys[:_SHOWN]], len(keys)),
             expected="at least one token to go on from",
             fix=f"fill or remove the rows, give the prompt a template, or, for those of a data set, {WAY_OUT}",
         )
-    ]
 
 
 def _dropped_empty(keys: list[int], source: Source, split: str, *, num_rows: int, unasked: str) -> list[Entry]:
@@ -213,21 +203,19 @@ def _entries(keys: NDArray[np.int64], lengths: NDArray[np.int64], room: int, spl
 
 def _too_long(
     keys: NDArray[np.int64], lengths: NDArray[np.int64], room: int | None, locate: Callable[[int], str]
-) -> list[Problem]:
+) -> Iterator[Problem]:
     if room is None or not (lengths > room).any():
-        return []
+        return
     longest = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths > room)]
     located = [f"{locate(int(keys[i]))} ({format_count(lengths[i], 'token')})" for i in longest[:_SHOWN]]
-    return [
-        Problem(
-            what=f"{_prompts(len(longest))} too long: too little of the model's context is left for the answer",
-            where=_places(located, len(longest)),
-            expected=f"at most {format_count(room, 'token')} of prompt (context - generation.max_new_tokens)",
-            fix="lower generation.max_new_tokens, shorten or remove the prompts, or, for those of a data set, set "
-            f"{ON_OVERLONG}: truncate to cut them, or drop to leave them out (each is counted); `brim predict "
-            "--on-overlong truncate_left` cuts them and keeps their ends",
-        )
-    ]
+    yield Problem(
+        what=f"{_prompts(len(longest))} too long: too little of the model's context is left for the answer",
+        where=_places(located, len(longest)),
+        expected=f"at most {format_count(room, 'token')} of prompt (context - generation.max_new_tokens)",
+        fix="lower generation.max_new_tokens, shorten or remove the prompts, or, for those of a data set, set "
+        f"{ON_OVERLONG}: truncate to cut them, or drop to leave them out (each is counted); `brim predict "
+        "--on-overlong truncate_left` cuts them and keeps their ends",
+    )
 
 
 def prompts_of_texts(prompts: Sequence[str], session: Session, *, is_streamed: bool = False) -> TokenRows:
@@ -317,39 +305,34 @@ def _require_column(source: Source, column: str) -> None:
         )
 
 
-def _missing(source: Source, column: str, rows: NDArray[np.int64]) -> list[Problem]:
-    if not len(rows):
-        return []
-    return [
-        Problem(
+def _missing(source: Source, column: str, rows: NDArray[np.int64]) -> Iterator[Problem]:
+    if len(rows):
+        yield Problem(
             what=f"{_rows(len(rows))} no value in `{column}`, by which rows are to be identified",
             where=source.places(rows.tolist()),
             fix="fill it in, or leave out --key: then rows are identified by their numbers",
         )
-    ]
 
 
 def _shared(
     source: Source, column: str, rows: NDArray[np.int64], keys: Keys, is_missing: NDArray[np.bool_]
-) -> list[Problem]:
-    """Return a problem where rows have a value that an earlier row has, too."""
+) -> Iterator[Problem]:
+    """Yield a problem where rows have a value that an earlier row has, too."""
     here = np.flatnonzero(~is_missing)
     _, firsts = np.unique(keys[here], return_index=True)
     again = np.setdiff1d(here, here[firsts], assume_unique=True)
     if not len(again):
-        return []
+        return
     first = int(again[0])
     earlier = int(rows[here[np.flatnonzero(keys[here] == keys[first])[0]]])
     value = cell_texts(source.table.select([column]).slice(int(rows[first]), 1)[column])[0]
-    return [
-        Problem(
-            what=f"{_rows(len(again))} a value in `{column}` that an earlier row has, too: {value[:60]!r} stands in "
-            f"{source.locate(earlier)} first",
-            where=source.places(rows[again].tolist()),
-            expected="a value of its own for each row",
-            fix="make them differ, name another column, or leave out --key: then rows are identified by their numbers",
-        )
-    ]
+    yield Problem(
+        what=f"{_rows(len(again))} a value in `{column}` that an earlier row has, too: {value[:60]!r} stands in "
+        f"{source.locate(earlier)} first",
+        where=source.places(rows[again].tolist()),
+        expected="a value of its own for each row",
+        fix="make them differ, name another column, or leave out --key: then rows are identified by their numbers",
+    )
 
 
 def _rows(count: int) -> str:

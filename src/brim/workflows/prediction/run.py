@@ -7,11 +7,10 @@ a data set would be predicted, before anything is loaded (`brim predict --plan`)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from brim.data.read import Data, Ledger, Source, read
 from brim.data.tokens import TokenRows, load_encoder
 from brim.errors import ConfigError, DataError, OutputError, Problem, WriteError
 from brim.infer import DoneRows, HeldRecords, Records, prompt_hash, score_bytes, score_of
-from brim.infer.engines import Engine, Finished, Response, SlotsEngine
+from brim.infer.engines import Engine, Finished, Response, RowsAtOnce, SlotsEngine
 from brim.infer.metrics import BATCH_TOKENS, label_reader, rows_to_score, score_batches
 from brim.memory import Asked, ask
 from brim.memory.devices import Budget
@@ -62,7 +61,7 @@ from brim.workflows.prediction.prompts import (
     row_keys,
     with_policies,
 )
-from brim.workflows.prediction.scoring import batches_for, said, scored
+from brim.workflows.prediction.scoring import batches_for, scored
 from brim.workflows.runs import PredictResult
 
 
@@ -108,7 +107,7 @@ def _session(asked: Asked) -> Session:
     encoder = load_encoder(asked.folder, trust_remote_code=asked.config.trust_remote_code)
     chat, _ = settled_day(asked.config.chat, encoder)
     return Session(
-        config=asked.config.model_copy(update={"chat": chat}),
+        config=asked.config.having("chat", chat),
         choices=asked.choices,
         folder=asked.folder,
         encoder=encoder,
@@ -157,8 +156,12 @@ def predict(
         work.require_same_prompts()
         for line in work.what_is_done():
             say(line)
-        with _interruption_told(work, wanted.output):
+        try:
             return work.finish(work.generate(weights, say=say, on_batch=on_batch), say=say)
+        except KeyboardInterrupt:
+            stopped = f"stopped after {format_count(work.responses.num_done, 'row')}"
+            go_on = "continue with --resume, in Python with resume=True"
+            raise interruption(Problem(what=stopped, where=str(wanted.output), fix=go_on)) from None
 
 
 _BY_THE_CLOCK = (
@@ -279,22 +282,21 @@ class _Work:
     def _note(self, event: str, **more: Any) -> None:
         if self._job is None:
             self._sittings.append({"event": event, **more})
-        elif event == "begins":
-            self._job.begins(more)
         else:
-            self._job.ends(more)
+            self._job.note(event, **more)
 
     def _predictions(self) -> Predictions:
         config = self._session.config
         reader = label_reader(config)
+        text, label = (f"{config.answer_name}_{kind}" for kind in _COLUMNS)
         return Predictions(
             source=self._asked.source,
             prompts=self._asked.prompts,
             encoder=self._session.encoder,
-            name=_response_column(self._session),
+            name=text,
             response=lambda position: Response.of_bytes(self.responses.body(position)),
             log_probability=(lambda position: score_of(self._scores.body(position))) if self._wanted.scores else None,
-            labels=None if reader is None else (_label_column(config), reader),
+            labels=None if reader is None else (label, reader),
             typed=self._wanted.output is not None and self._wanted.output.suffix == ".parquet",
         )
 
@@ -306,29 +308,10 @@ class _Work:
             return held.finish(0.0).predictions
 
 
-def _label_column(config: Config) -> str:
-    """Return the column of predicted labels, called as in Ludwig."""
-    return f"{config.answer_name}_predictions"
-
-
-@contextmanager
-def _interruption_told(work: _Work, output: Path) -> Iterator[None]:
-    """Say, after Ctrl-C, how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise interruption(
-            Problem(
-                what=f"stopped after {format_count(work.responses.num_done, 'row')}",
-                where=str(output),
-                fix="continue with --resume, in Python with resume=True",
-            )
-        ) from None
-
-
 def prompts_asked(source: Source, session: Session, wanted: Wanted, notes: Sequence[str], say: Say) -> AskedPrompts:
     """Return the prompts of the rows that can be responded to; notes and the ledger say why the others cannot."""
-    columns = [_response_column(session), *([_label_column(session.config)] if label_reader(session.config) else [])]
+    kinds = _COLUMNS if label_reader(session.config) else _COLUMNS[:1]
+    columns = [f"{session.config.answer_name}_{kind}" for kind in kinds]
     require_free_names(source, columns, with_scores=wanted.scores)
     prompts = prompts_of(source, session.config, session.encoder, only=wanted.split)
     keep: Keep = "last" if wanted.on_overlong == "truncate_left" else "first"
@@ -351,8 +334,7 @@ def prompts_asked(source: Source, session: Session, wanted: Wanted, notes: Seque
     )
 
 
-def _response_column(session: Session) -> str:
-    return f"{session.config.answer_name}_response"
+_COLUMNS = ("response", "predictions")  # of an answer: its text and, of a category, its label; called as in Ludwig
 
 
 _A_FEW = 8  # prompts
@@ -422,7 +404,7 @@ def answered(llm: LLM, session: Session, prompts: TokenRows, *, say: Say, on_bat
     engine = None
     if len(prompts) <= _A_FEW and session.config.memory.budget == "auto":
         rows = min(rows_by_hand(session.config) or _A_FEW, len(prompts))
-        engine = engine_by_hand(llm, session, batches=said(rows, say))
+        engine = engine_by_hand(llm, session, batches=RowsAtOnce(rows, on_smaller=lambda smaller: say(str(smaller))))
     return list(responses_to(llm, session, prompts, engine=engine, say=say, on_batch=on_batch)["response"])
 
 

@@ -38,13 +38,10 @@ def batches_for(
     whole_tokens: for batches of up to so many tokens that are made already, and stay whole where memory allows it;
     trainer.eval_batch_size does not apply to them.
     """
-
-    def tell(smaller: Smaller) -> None:
-        say(str(smaller))
-
+    tell = on_smaller or (lambda smaller: say(str(smaller)))
     given = session.config.trainer.eval_batch_size if whole_tokens is None else None
     if given is not None and given != "auto":
-        return RowsAtOnce(given, on_smaller=on_smaller or tell)
+        return RowsAtOnce(given, on_smaller=tell)
     if llm is not None and llm.device.type == "cpu":
         # The weights, which are mapped from their files, are read into memory, with what the first pass imports.
         rows = next(rows for rows in splits if len(rows))
@@ -54,11 +51,11 @@ def batches_for(
     lengths = np.concatenate([rows.lengths for rows in splits])
     plan = plan_forward(session, lengths, llm=llm, beside_bytes=beside_bytes, whole_tokens=whole_tokens)
     if isinstance(plan, Unplanned) and whole_tokens is not None:
-        return RowsAtOnce(whole_tokens, on_smaller=on_smaller or tell)  # of which fewer go on once memory runs out
+        return RowsAtOnce(whole_tokens, on_smaller=tell)  # of which fewer go on once memory runs out
     is_part = beside_bytes is not None or whole_tokens is not None
     for line in scoring_lines(plan, doing=doing, is_part=is_part):
         say(line)
-    return batches_of(plan, session.device, on_smaller=on_smaller or tell)
+    return batches_of(plan, session.device, on_smaller=tell)
 
 
 def batches_of(
@@ -80,7 +77,12 @@ def scorer(
     say: Say,
     on_smaller: Callable[[Smaller], None],
 ) -> Callable[[Sequence[str]], dict[str, dict[str, float]]]:
-    """Return what scores splits by their names in a training, under one limit on rows. See `batches_for`."""
+    """Return what scores splits by their names in a training, under one limit on rows. See `batches_for`.
+
+    Without splits, nothing is planned.
+    """
+    if not splits:
+        return lambda names: {}
     rows = list(splits.values())
     batches = batches_for(session, rows, llm=llm, beside_bytes=beside_bytes, say=say, on_smaller=on_smaller)
     return lambda names: {name: scored(llm, session, splits[name], batches).summary() for name in names}
@@ -105,8 +107,3 @@ def scored(
         head=llm.head,
         on_batch=on_batch,
     )
-
-
-def said(num_rows: int, say: Say) -> RowsAtOnce:
-    """Take so many rows together, or fewer, with a note, once memory has run out."""
-    return RowsAtOnce(num_rows, on_smaller=lambda smaller: say(str(smaller)))
