@@ -37,13 +37,7 @@ from brim.memory.closed_form import Trained, optimizer_of, optimizer_state
 from brim.memory.devices import Budget
 from brim.models import LLM
 from brim.notes import Say
-from brim.planning import (
-    Candidate,
-    PlanRequest,
-    TrainingPlan,
-    rows_of_shape,
-    training_words,
-)
+from brim.planning import Candidate, PlanRequest, TrainingPlan, rows_of_shape, training_words
 from brim.planning.costs import corrected
 from brim.train import MicroBatchPass, Peak
 from brim.units import format_bytes, format_count
@@ -101,8 +95,7 @@ def launch(plan: TrainingPlan | None, request: PlanRequest, llm: LLM, *, pad_id:
     trainer, costs = request.trainer, None if plan is None else plan.costs
     if trainer.batch_size != "auto":
         assert request.task.fixed_rows is not None, "as the configuration says"
-        cutter = ByRows(max_rows=request.task.fixed_rows)
-        return Launched(cutter=cutter, request=request, plan=plan)
+        return Launched(cutter=ByRows(max_rows=request.task.fixed_rows), request=request, plan=plan)
     if plan is None or costs is None or trainer.batch_search != "predict":
         how: Search = "linear" if trainer.batch_search == "predict" else trainer.batch_search
         return _searched(how, plan, request, trial)
@@ -148,7 +141,7 @@ def _cap_now(cap_bytes: int, costs: Costs, request: PlanRequest, trial: Trial, s
     trial.warm_up()
     importlib.import_module("torch._dynamo")  # an optimizer's first update would
     free_caches()
-    left_bytes = request.budget(is_at_hand=True).reserved_bytes + trial.held_bytes
+    left_bytes = request.budget(is_at_hand=True).reserved_bytes + trial.llm.held_bytes
     if left_bytes >= cap_bytes:
         return cap_bytes
     now_bytes = max(left_bytes, int(np.ceil(costs.peak_bytes(1, request.task.longest))))
@@ -229,19 +222,14 @@ def _timed(
     if plan.chosen.time_source == "measured":
         return None, "timed by an earlier run"
     task = request.task
-    timing = Timing.of(
-        task.lengths,
-        costs=costs,
-        cap_bytes=cap_bytes,
-        most_rows=task.effective_batch_size,
-        run_s=plan.least_seconds,
-    )
+    most_rows, run_s = task.effective_batch_size, plan.least_seconds
+    timing = Timing.of(task.lengths, costs=costs, cap_bytes=cap_bytes, most_rows=most_rows, run_s=run_s)
     if not timing.shapes:
         return None, f"time {timing.reason}"
     with trial.leaving_no_trace():
         samples = timing.measured(trial.run_shape, trial.clock, predicted=costs.time)
     fit = TimeFit.through(samples, costs.time)
-    seconds = fit.surface(shortest=int(task.lengths.min()), longest=task.longest, most_rows=task.effective_batch_size)
+    seconds = fit.surface(shortest=int(task.lengths.min()), longest=task.longest, most_rows=most_rows)
     told = f"timed {len(samples)} shapes of micro-batches, the model is off by {fit.relative_error:.0%}"
     return replace(costs, time=seconds), told
 
@@ -249,11 +237,10 @@ def _timed(
 def _lowered(costs: Costs, cap_bytes: int, failed: Shape, request: PlanRequest) -> int:
     """Lower the cap, as a run does that ran out of memory. Raises OutOfMemoryError where a row alone does not fit."""
     cutter = ByLength(costs=costs, cap_bytes=cap_bytes)
-    micro_batch = MicroBatch(
-        rows=np.arange(failed.rows), padded_length=failed.padded_length, peak_bytes=failed.peak_bytes
-    )
+    rows, length = np.arange(failed.rows), failed.padded_length
+    lowered = cutter.lower(MicroBatch(rows=rows, padded_length=length, peak_bytes=failed.peak_bytes))
     alone_bytes = int(np.ceil(costs.peak_bytes(1, request.task.longest)))
-    if cutter.lower(micro_batch) is None or alone_bytes >= failed.peak_bytes:
+    if lowered is None or alone_bytes >= failed.peak_bytes:
         position = rows_of_shape(request.rows.lengths, rows=1, tokens=failed.padded_length)[0]
         raise OutOfMemoryError(
             what=f"row {int(request.rows.keys[position])} ({failed.padded_length:,} tokens) ran out of memory "
@@ -307,32 +294,27 @@ class Trial:
 
     def __init__(self, request: PlanRequest, llm: LLM, pad_id: int, *, state_bytes: int) -> None:
         self._rows, self._lengths = request.rows, request.rows.lengths
-        self._llm, self._state_bytes = llm, state_bytes
+        self.llm, self._state_bytes = llm, state_bytes
         self._is_warm = False
         scaler = torch.amp.GradScaler(llm.device.type, enabled=False)
         self._pass = MicroBatchPass(llm=llm, pad_id=pad_id, scaler=scaler)
 
     def probe(self, rows: int, tokens: int) -> Probe:
         """Try a shape. Its peak is in bytes allocated, as a plan counts them."""
-        device = self._llm.device
+        device = self.llm.device
         if device.type == "cuda":
             return self._prober(tokens, counts="allocated")(rows)
         self.warm_up()
         meter = peak_meter(device)
         meter.begin()
         before_bytes = meter.peak_bytes()
-        return self._prober(tokens)(rows).above(before_bytes, held_bytes=self._llm.held_bytes)
+        return self._prober(tokens)(rows).above(before_bytes, held_bytes=self.llm.held_bytes)
 
     def warm_up(self) -> None:
         """Run the shortest row, once: threads, libraries' buffers and what is imported at first use come with it."""
         if not self._is_warm:
             self._prober(int(self._lengths.min()))(1)
             self._is_warm = True
-
-    @property
-    def held_bytes(self) -> int:
-        """Return the bytes of weights and buffers."""
-        return self._llm.held_bytes
 
     def probe_size(self, rows: int, tokens: int) -> Probe:
         """Try a shape. Its peak is as the device counts it: what PyTorch reserved, or this process's memory."""
@@ -345,14 +327,14 @@ class Trial:
     @contextmanager
     def leaving_no_trace(self) -> Iterator[None]:
         """Restore what many shapes change, once, so that it takes no time between them."""
-        with no_trace(self._llm.model):
+        with no_trace(self.llm.model):
             yield
         free_caches()
 
     def clock(self) -> float:
         """Return seconds, once the device has done its work."""
-        if self._llm.device.type == "cuda":
-            torch.cuda.synchronize(self._llm.device)
+        if self.llm.device.type == "cuda":
+            torch.cuda.synchronize(self.llm.device)
         return time.perf_counter()
 
     def limit_bytes(self, budget: Budget) -> int | None:
@@ -360,30 +342,30 @@ class Trial:
         there_bytes = self._prober(2).limit_bytes
         if there_bytes is None:
             return None
-        if self._llm.device.type == "cuda":
+        if self.llm.device.type == "cuda":
             return min(there_bytes, budget.reserved_bytes)
-        if isinstance(peak_meter(self._llm.device), AddressSpacePeak):
+        if isinstance(peak_meter(self.llm.device), AddressSpacePeak):
             return there_bytes  # addresses, of which a budget of resident bytes says nothing
         return min(there_bytes, budget.limit_bytes - budget.margin_bytes)
 
     def _prober(self, tokens: int, *, counts: Counts = "reserved") -> Prober:
         return Prober(
             lambda size: self._in_midst_of_step(rows_of_shape(self._lengths, rows=size, tokens=tokens)),
-            model=self._llm.model,
-            device=self._llm.device,
+            model=self.llm.model,
+            device=self.llm.device,
             num_steps=1,
             counts=counts,
         )
 
     def _in_midst_of_step(self, rows: NDArray[np.intp]) -> None:
         with ExitStack() as stack:
-            stack.enter_context(gradients_at_hand(self._llm.model.parameters()))
+            stack.enter_context(gradients_at_hand(self.llm.model.parameters()))
             if self._state_bytes:
-                stack.enter_context(standing_for(self._state_bytes, self._llm.device))
+                stack.enter_context(standing_for(self._state_bytes, self.llm.device))
             self._forward_backward(rows)
 
     def _forward_backward(self, rows: NDArray[np.intp]) -> None:
-        self._llm.model.train()
+        self.llm.model.train()
         self._pass(self._rows.take(rows), max(int(self._rows.num_supervised[rows].sum()), 1), step=0)
 
 

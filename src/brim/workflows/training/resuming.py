@@ -139,20 +139,19 @@ def with_plan_of(session: Session, checkpoint: Checkpoint, run: RunFolder) -> Se
 
 
 def _as_before(session: Session, checkpoint: Checkpoint | None, run: RunFolder, chosen: tuple[str, ...]) -> Session:
-    before = flat(checkpoint.state["settings"]) if checkpoint is not None else {}
-    now = flat(session.config.model_dump(mode="json"))
-    unset = tuple(_unset_sizes(session)) if checkpoint is not None else ()
-    keys = [
-        key for key in chosen if key in before and (now[key] == "auto" or (key in unset and now[key] != before[key]))
-    ]
-    reasons = _reasons(run) if keys else {}
-    return with_choices(
-        session,
-        [
-            Choice(key=key, value=before[key], reason=reasons.get((key, before[key]), "as the run was started"))
-            for key in keys
-        ],
-    )
+    if checkpoint is None:
+        return session
+    before, now = flat(checkpoint.state["settings"]), flat(session.config.model_dump(mode="json"))
+    unset = tuple(_unset_sizes(session))
+    kept = {
+        key: before[key]
+        for key in chosen
+        if key in before and (now[key] == "auto" or (key in unset and now[key] != before[key]))
+    }
+    reasons = _reasons(run) if kept else {}
+    began = "as the run was started"
+    choices = [Choice(key=key, value=old, reason=reasons.get((key, old), began)) for key, old in kept.items()]
+    return with_choices(session, choices)
 
 
 def _unset_sizes(session: Session) -> Iterator[str]:

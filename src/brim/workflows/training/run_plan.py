@@ -12,7 +12,7 @@ from brim.errors import InputError
 from brim.memory import UntraceableError
 from brim.memory.devices import settle_heap
 from brim.models import LLM
-from brim.notes import Note, Say, as_warnings, planned as planned_line, status, warning
+from brim.notes import Note, Say, planned as planned_line, status, warning
 from brim.planning import PlanRequest, TrainingPlan, keep, plan_run, short_plan, too_long
 from brim.session import Session, choice_notes, with_choices
 from brim.train import Checkpoint, RunFolder
@@ -91,7 +91,13 @@ def plan_of_run(
         raise InputError(*too_long(planned.plan))
     heap = _settle_heap(planned.plan, request)
     told = short_plan(planned.plan, phase_notes=tuple(request.phase_notes()))
-    told += as_warnings(_at_own_risk(planned.plan, request), topic="plan")
+    if planned.plan.chosen is None:
+        rows = format_count(int(request.trainer.batch_size), "row")
+        at_own_risk = (
+            f"the run takes micro-batches of {rows}, as trainer.batch_size says; "
+            "where memory runs out they are halved. batch_size: auto makes them fit"
+        )
+        told.append(warning(at_own_risk, topic="plan"))
     chosen = choice_notes(planned.choices)
     for line in [*(line for line in told if line not in chosen), *chosen, *heap]:  # the plan's advice has choices, too
         say(line)
@@ -113,27 +119,13 @@ def _without_plan(request: PlanRequest) -> Iterator[str]:
 def _settle_heap(plan: TrainingPlan, request: PlanRequest) -> list[str]:
     """Settle the heap of a CPU; where what is freed is kept, return a note. With a budget `keep_to` has done it."""
     is_kept = settle_heap(is_cpu=request.device.is_cpu, is_ample=plan.is_ample)
-    if not is_kept or request.config.memory.budget != "auto":
-        return []
-    return [
-        Note(
-            "the process will come to hold more than the plan needs, as peak_bytes will show: memory is ample, so the "
-            "C library keeps what is freed for the next tensors (memory.budget has it given back, which takes time)",
-            kind="detail",
-            topic="memory",
-        )
-    ]
-
-
-def _at_own_risk(plan: TrainingPlan, request: PlanRequest) -> list[str]:
-    """Warn where a number of rows is configured that is predicted not to fit."""
-    if plan.chosen is not None:
-        return []
-    rows = format_count(int(request.trainer.batch_size), "row")
-    return [
-        f"the run takes micro-batches of {rows}, as trainer.batch_size says; "
-        "where memory runs out they are halved. batch_size: auto makes them fit",
-    ]
+    told = Note(
+        "the process will come to hold more than the plan needs, as peak_bytes will show: memory is ample, so the C "
+        "library keeps what is freed for the next tensors (memory.budget has it given back, which takes time)",
+        kind="detail",
+        topic="memory",
+    )
+    return [told] if is_kept and request.config.memory.budget == "auto" else []
 
 
 def _still_holds(

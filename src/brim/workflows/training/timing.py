@@ -19,7 +19,7 @@ from brim.batching import Costs, Surface
 from brim.planning.costs import Shape
 from brim.units import format_seconds
 
-MOST_S = 30.0
+_MOST_S = 30.0
 
 
 _SHARE_OF_RUN = 0.02
@@ -37,7 +37,7 @@ class Timing:
 
     shapes: tuple[Shape, ...]  # (rows, tokens), the most informative first
     allowed_s: float
-    reason: str
+    reason: str = ""
 
     @classmethod
     def of(
@@ -48,31 +48,28 @@ class Timing:
         cap_bytes: int,
         most_rows: int,
         run_s: float,
-        most_s: float = MOST_S,
     ) -> Timing:
         """Return shapes that a run over rows of these lengths uses, all under the cap, and the seconds for them.
 
         Their lengths are those of rows that there are. costs.time: an estimate, by which the first shapes are afforded.
         run_s: the run's estimated seconds, of which a small share may go into timing.
         """
-        allowed_s = min(_SHARE_OF_RUN * run_s, most_s)
+        allowed_s = min(_SHARE_OF_RUN * run_s, _MOST_S)
         shapes = [
             (rows, length)
             for rows, length in _ladder(np.asarray(lengths, dtype=np.int64), most_rows)
             if costs.peak_bytes(rows, length) <= cap_bytes
         ]
         needed_s = CALLS * sum(float(costs.seconds(rows, length)) for rows, length in shapes[:_LEAST_SHAPES])
-        reason = f"{format_seconds(allowed_s)} at most"
+        reason = ""
         if len(shapes) < _LEAST_SHAPES:
             reason = f"not measured: only {len(shapes)} of the shapes worth timing fit under the cap"
-            shapes = []
         elif needed_s > allowed_s:
             reason = (
                 f"not measured: timing takes about {format_seconds(needed_s)}, more than {format_seconds(allowed_s)}: "
-                f"{_SHARE_OF_RUN:.0%} of the run, {format_seconds(most_s)} at most"
+                f"{_SHARE_OF_RUN:.0%} of the run, {format_seconds(_MOST_S)} at most"
             )
-            shapes = []
-        return cls(shapes=tuple(shapes), allowed_s=allowed_s, reason=reason)
+        return cls(shapes=() if reason else tuple(shapes), allowed_s=allowed_s, reason=reason)
 
     def measured(
         self, run: Callable[[int, int], None], clock: Callable[[], float], *, predicted: Surface
@@ -110,13 +107,12 @@ def _ladder(lengths: NDArray[np.int64], most_rows: int) -> list[Shape]:
 
 
 def _timed(run: Callable[[int, int], None], clock: Callable[[], float], rows: int, length: int) -> tuple[float, ...]:
-    run(rows, length)
     seconds = []
-    for _ in range(CALLS - 1):
+    for _ in range(CALLS):
         before = clock()
         run(rows, length)
         seconds.append(clock() - before)
-    return tuple(seconds)
+    return tuple(seconds[1:])
 
 
 def _off_by(samples: list[TimeSample], predicted: Surface) -> float:
@@ -176,7 +172,6 @@ class TimeFit:
     attention_s: float  # c
     bends: tuple[tuple[int, float], ...]  # n and d
     relative_error: float  # root mean square of (model − median) ÷ median, over the samples
-    num_samples: int
 
     @classmethod
     def through(cls, samples: Sequence[TimeSample], estimated: Surface) -> TimeFit:
@@ -195,7 +190,8 @@ class TimeFit:
             "tokens": num_tokens,
             "attention": num_tokens * lengths,
         }
-        terms |= {bend: np.maximum(num_tokens - bend, 0) for bend in _between(num_tokens)}
+        # The model may bend at samples that have others on both sides.
+        terms |= {int(bend): np.maximum(num_tokens - bend, 0) for bend in np.unique(num_tokens)[1:-1]}
         solved = _selected(terms, medians)
         found = dict(zip(solved.terms, solved.solution.tolist(), strict=True))
         return cls(
@@ -206,7 +202,6 @@ class TimeFit:
             attention_s=found.get("attention", 0.0),
             bends=tuple((term, found[term]) for term in sorted(t for t in found if isinstance(t, int)) if found[term]),
             relative_error=float(np.sqrt(np.mean(solved.residuals**2))),
-            num_samples=len(samples),
         )
 
     def surface(self, *, shortest: int, longest: int, most_rows: int) -> Surface:
@@ -308,8 +303,3 @@ def _within(
         solution = np.maximum(solution + steps[first] * (aim - solution), 0.0)
         solution[first], free[first] = 0.0, False
     return np.zeros(len(start))
-
-
-def _between(num_tokens: NDArray[np.float64]) -> list[int]:
-    """Return where the model may bend: at samples that have others on both sides."""
-    return [int(number) for number in np.unique(num_tokens)[1:-1]]

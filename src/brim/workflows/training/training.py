@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +12,13 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from brim.config import load_config
-from brim.config.schema import Config, FinetuneTrainer
+from brim.config.schema import FinetuneTrainer
 from brim.data import Prepared, prepare, slip_notes
 from brim.data.read import Data, Source, read
 from brim.data.tokens import TokenRows
 from brim.errors import CheckpointError, InputError
 from brim.models import LLM, load_llm, model_note, no_library_warnings, require_trainable, unquantised_experts
-from brim.notes import Note, Say, status, warning
+from brim.notes import Note, Say, as_warnings, status, warning
 from brim.session import Session, choice_notes, open_session, with_choices, with_dataset, with_labels, with_rows
 from brim.storage import write_text, writing
 from brim.train import (
@@ -47,9 +47,6 @@ from brim.workflows.training.resuming import as_begun, where_it_stands, write_he
 from brim.workflows.training.run_plan import plan_of_run
 
 Weights: TypeAlias = Literal["best", "last"]
-
-
-_Score: TypeAlias = Callable[[Sequence[str]], dict[str, dict[str, float]]]  # of splits, by name
 
 
 def prepared_for(
@@ -144,19 +141,33 @@ def train(
         evaluated = _splits(trainer, prepared, *(["train"] if trainer.evaluate_training_set else []), "validation")
         in_the_end = _splits(trainer, prepared, "validation", "test")
         splits = {name: prepared.splits[name] for name in dict.fromkeys((*evaluated, *in_the_end))}
-        score = _scorer(llm, session, trainer, splits, logs.observers, state, say)
+        # All evaluations share one limit on rows, with the optimizer's state beside them; training has another.
+        score = scorer(
+            llm,
+            session,
+            splits,
+            beside_bytes=counted_state_bytes(trainer, llm.model),
+            say=say,
+            on_smaller=lambda smaller: logs.observers.write({"step": state.step, **smaller.record()}),
+        )
         store = CheckpointStore(run.checkpoints)
         evaluate = (lambda: score(evaluated)) if evaluated else None
         loop = _loop(session, launched, llm, prepared.splits["train"], state, evaluate, store, logs)
-        for line in _left_wide(session.config, trainer, llm):
-            say(warning(line, topic="run"))
+        # Weights, and states, that keep more bits than were asked for.
+        experts = unquantised_experts(llm.model) if session.config.quantization is not None else None
+        states = states_in_32_bits(trainer.optimizer, [p for p in llm.model.parameters() if p.requires_grad])
+        for line in as_warnings(filter(None, (experts, states)), topic="run"):
+            say(line)
         torch.manual_seed(session.config.random_seed)  # a model can have dropout of its own
         if checkpoint is not None:
             store.tidy(state.step, best_step=state.best_step)
             loop.restore(checkpoint, keep_cutter=planned.goes_on)
             checkpoint = None  # its tensors would stay in memory for the whole run
         with logs.open(length, state, run, say):
-            seconds = _timed(loop)
+            started = time.perf_counter()
+            with stop_request() as stop:
+                loop.run(stop)
+            seconds = time.perf_counter() - started
             launched.remember(loop.peaks, llm.device)
             llm.model.eval()
             _settle_weights(weights, llm, store, loop.state, say)
@@ -273,13 +284,8 @@ class _Logs:
             if not self._tensorboard.is_there:
                 say(Note("no TensorBoard files are written: pip install 'brim[tensorboard]'", kind="detail"))
             if self._metrics.was_damaged:
-                say(
-                    warning(
-                        f"{run.metrics.name} is not what it was when the checkpoint was written: lines were changed or "
-                        "lost",
-                        topic="run",
-                    )
-                )
+                damaged = f"{run.metrics.name} is not what it was when the checkpoint was written"
+                say(warning(f"{damaged}: lines were changed or lost", topic="run"))
             yield
         finally:
             self.observers.close()
@@ -288,14 +294,6 @@ class _Logs:
         """Write the logs to the disk. Return what a checkpoint keeps of them, to recognise them later."""
         self._tensorboard.sync()
         return {"metrics": self._metrics.sync()}
-
-
-def _timed(loop: Loop) -> float:
-    """Train. Return the seconds that it took."""
-    started = time.perf_counter()
-    with stop_request() as stop:
-        loop.run(stop)
-    return time.perf_counter() - started
 
 
 def _settle_weights(weights: Weights, llm: LLM, store: CheckpointStore, state: TrainState, say: Say) -> None:
@@ -331,37 +329,6 @@ def _what_went_wrong(loop: Loop, run: RunFolder) -> Iterator[str]:
         )
 
 
-def _left_wide(config: Config, trainer: FinetuneTrainer, llm: LLM) -> Iterator[str]:
-    """Yield a line for each kind of weights or states that keeps more bits than were asked for."""
-    experts = unquantised_experts(llm.model) if config.quantization is not None else None
-    small = states_in_32_bits(trainer.optimizer, [p for p in llm.model.parameters() if p.requires_grad])
-    yield from filter(None, (experts, small))
-
-
 def _splits(trainer: FinetuneTrainer, prepared: Prepared, *names: str) -> tuple[str, ...]:
     """Return those of the splits that have rows; none where the run evaluates nothing."""
     return () if trainer.skip_all_evaluation else tuple(name for name in names if len(prepared.splits[name]))
-
-
-def _scorer(
-    llm: LLM,
-    session: Session,
-    trainer: FinetuneTrainer,
-    splits: Mapping[str, TokenRows],
-    observers: Observers,
-    state: TrainState,
-    say: Say,
-) -> _Score:
-    """Return a function that evaluates splits by name. All evaluations of the run share one limit on rows, planned with
-    the optimizer's state beside them; training has another.
-    """
-    if not splits:
-        return lambda names: {}
-    return scorer(
-        llm,
-        session,
-        splits,
-        beside_bytes=counted_state_bytes(trainer, llm.model),
-        say=say,
-        on_smaller=lambda smaller: observers.write({"step": state.step, **smaller.record()}),
-    )
