@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.gallery import OUT, stopped_after, usual
+from tests.integration.conftest import steps
 
 import brim
 from brim.config import load_config
@@ -54,11 +55,6 @@ def stopped(config: Any, folder: Path, *, after: int, **how: Any) -> Path:
         train(config, folder, observer=observer, **how)
     torch.manual_seed(999)  # another process would not have these random states either
     return folder
-
-
-def steps(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line.get("split") == "train"]
 
 
 def of(folder: Path, name: str) -> list[Any]:

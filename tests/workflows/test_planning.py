@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.workflows.planned_run import plan_of, ready, settings, steps, tight, train, uneven
+from tests.integration.conftest import steps
+from tests.workflows.planned_run import plan_of, ready, settings, tight, train, uneven
 
 import brim
 from brim.config import load_config
@@ -143,11 +144,6 @@ def test_help_for_micro_batches_of_a_fixed_number_is_for_so_many(tiny_base, monk
     assert plan.helps[0].startswith("change 0 (")
     assert plan.helps[1].startswith("micro-batches by length")
     assert plan.helps[1].endswith("trainer.batch_size: auto")
-
-
-def test_a_budget_beyond_the_device_cannot_be_planned(tiny_base):
-    with pytest.raises(brim.ConfigError, match=r"memory.budget is 16.0 GiB, but .* has 1.0 GiB"):
-        brim.plan({**settings(tiny_base), "memory": {"budget": "16 GiB"}}, uneven(), memory_bytes=2**30)
 
 
 DOUBLED = {"batch_increase_function": lambda epoch, size: size if epoch else 0, "epochs": 6, "effective_batch_size": 2}

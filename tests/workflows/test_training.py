@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 from pathlib import Path
@@ -11,7 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from tests.gallery import sums
-from tests.workflows.planned_run import assert_same_weights, of, plan_of, settings, steps, stopped, train, uneven
+from tests.integration.conftest import steps, told
+from tests.workflows.planned_run import assert_same_weights, of, plan_of, settings, stopped, train, uneven
 
 import brim
 from brim.config import load_config
@@ -78,17 +78,6 @@ def stopping_early(tiny_base):
     trainer = {"epochs": 30, "batch_size": 4, "learning_rate": 0.3, "steps_per_checkpoint": 2, "early_stop": 3}
     config = settings(tiny_base, adapter={"type": "lora", "dropout": 0.1})
     return {**config, "trainer": {"type": "finetune", **trainer}}
-
-
-def told(run):
-    """The log's figures, without times and without where checkpoints were written."""
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    timed = ("seconds", "peak_bytes")
-    return [
-        {name: value for name, value in each.items() if name not in timed}
-        for each in records
-        if each.get("event") != "checkpoint"
-    ]
 
 
 def test_a_run_that_stops_early_is_the_same_wherever_it_was_interrupted(stopping_early, tmp_path):
