@@ -16,7 +16,6 @@ from brim.config import load_config
 from brim.data.tokens import rows_of_step
 from brim.errors import Problem
 from brim.memory import UntraceableError
-from brim.memory.devices import Budget
 from brim.memory.variants import Help
 from brim.planning import PlanRequest, too_long, training as planning
 from brim.units import format_bytes
@@ -53,7 +52,7 @@ def test_the_plan_tells_of_rows_steps_and_the_way_that_is_taken(tiny_base):
 
 
 def test_a_plan_is_made_once_for_the_same_work(tiny_base):
-    config = settings(tiny_base, random_seed=SEED + 1)
+    config = settings(tiny_base, random_seed=SEED + 1, trainer=ONE_WAY)
     first = brim.plan(config, uneven(), device="t4")
     again = brim.plan(config, uneven(), device="t4")
     assert (first.from_cache, again.from_cache) == (False, True)
@@ -102,7 +101,12 @@ def test_rows_that_fit_in_no_way_are_named_by_number_and_what_would_fit(tiny_bas
     assert f"{fits} tokens" in problem.fix
 
 
-def helped(monkeypatch, config, room, outside, totals):
+def of_memory(monkeypatch, budget, limit_bytes, *, outside_bytes=0):
+    limited = replace(budget, limit_bytes=limit_bytes, outside_bytes=outside_bytes, margin_bytes=0)
+    monkeypatch.setattr("brim.planning.request.budget_of", lambda *given, **how: limited)
+
+
+def helped(monkeypatch, config, roomy, room, outside, totals):
     """The plan where changes take so many bytes, and the rows that each was predicted for."""
     asked = []
 
@@ -110,21 +114,20 @@ def helped(monkeypatch, config, room, outside, totals):
         asked.append(rows)
         return [Help(label=f"change {n}", fix=f"set {n}", total_bytes=total) for n, total in enumerate(totals)]
 
-    reasons = {"limit_reason": "memory.budget", "margin_reason": "memory.margin"}
-    budget = Budget(device="t4", limit_bytes=room, outside_bytes=outside, margin_bytes=0, **reasons)
     monkeypatch.setattr("brim.planning.training.what_helps", what_helps)
-    monkeypatch.setattr("brim.planning.request.budget_of", lambda *given, **how: budget)
+    of_memory(monkeypatch, roomy.budget, room, outside_bytes=outside)
     plan = brim.plan(config, uneven(), memory_bytes=2**30, replan=True)
     assert plan.chosen is None
     return plan, asked
 
 
 def test_what_helps_is_offered_as_such_only_where_it_is_enough(tiny_base, monkeypatch):
-    config = settings(tiny_base, random_seed=SEED, trainer={"use_maximum_batch_size": True})
-    half = brim.plan(config, uneven(), memory_bytes=2**31).chosen.single_row_bytes // 2
-    plan, _ = helped(monkeypatch, config, half, half, [half, half + 1, 2 * half - 1])
+    config = settings(tiny_base, random_seed=SEED, trainer={"use_maximum_batch_size": True, **ONE_WAY})
+    roomy = brim.plan(config, uneven(), memory_bytes=2**31)
+    half = roomy.chosen.single_row_bytes // 2
+    plan, _ = helped(monkeypatch, config, roomy, half, half, [half, half + 1, 2 * half - 1])
     assert plan.helps == (f"change 0 ({format_bytes(half)}): set 0",)
-    plan, _ = helped(monkeypatch, config, half, half, [half + 2**20, 2 * half])
+    plan, _ = helped(monkeypatch, config, roomy, half, half, [half + 2**20, 2 * half])
     room, total = format_bytes(half), format_bytes(half + 2**20)
     assert plan.helps == (
         f"change 0 ({total}, still more than the {room} that may be used): set 0",
@@ -139,7 +142,7 @@ def test_help_for_micro_batches_of_a_fixed_number_is_for_so_many(tiny_base, monk
     fixed = settings(tiny_base, random_seed=SEED, trainer={"batch_size": 4, "gradient_accumulation_steps": 2})
     roomy = brim.plan(settings(tiny_base, random_seed=SEED), uneven(), memory_bytes=2**31)
     room = roomy.chosen.single_row_bytes + 1024
-    plan, asked = helped(monkeypatch, fixed, room, roomy.budget.outside_bytes, [room - 1, room + 1])
+    plan, asked = helped(monkeypatch, fixed, roomy, room, roomy.budget.outside_bytes, [room - 1, room + 1])
     assert (asked, plan.too_long) == ([4], ())
     assert plan.helps[0].startswith("change 0 (")
     assert plan.helps[1].startswith("micro-batches by length")
@@ -148,10 +151,6 @@ def test_help_for_micro_batches_of_a_fixed_number_is_for_so_many(tiny_base, monk
 
 DOUBLED = {"batch_increase_function": lambda epoch, size: size if epoch else 0, "epochs": 6, "effective_batch_size": 2}
 DOUBLED |= ONE_WAY
-
-
-def of_memory(monkeypatch, budget):
-    monkeypatch.setattr("brim.planning.request.budget_of", lambda *given, **how: budget)
 
 
 def test_what_is_planned_is_what_runs(tiny_base, tmp_path):
@@ -232,7 +231,7 @@ def test_the_largest_batch_is_as_many_of_the_longest_rows_as_fit_together(tiny_b
     assert [phase.size for phase in free.phases] == [2, 4, 8, 16]
     assert "asked for 32 rows after epoch 4, and 24 of the longest fit at once" in free.advice[0]
     peak_bytes = math.ceil(free.costs.peak_bytes(5, free.lengths.longest))
-    of_memory(monkeypatch, replace(free.budget, limit_bytes=peak_bytes, outside_bytes=0, margin_bytes=0))
+    of_memory(monkeypatch, free.budget, peak_bytes)
     scarce = ready(tiny_base, trainer=DOUBLED).plan
     assert [phase.size for phase in scarce.phases] == [2, 4]
     assert "asked for 8 rows after epoch 2, and 5 of the longest fit at once" in scarce.advice[0]
@@ -282,7 +281,7 @@ def test_the_maximum_without_an_effective_batch_is_the_batch_of_an_update(tiny_b
     assert any(choice.reason.endswith(f"trainer.max_batch_size; {CHANGES}") for choice in fewer.session.choices)
     longest = free.plan.lengths.longest
     peak_bytes = math.ceil(free.plan.costs.peak_bytes(5, longest))
-    of_memory(monkeypatch, replace(free.plan.budget, limit_bytes=peak_bytes, outside_bytes=0, margin_bytes=0))
+    of_memory(monkeypatch, free.plan.budget, peak_bytes)
     monkeypatch.setattr("brim.planning.plan.TrainingPlan.is_ample", True)
     ramp = {**LARGEST, "batch_rampup": {"length": "12sp", "from": 2}, **SCHEDULER, "batch_lr_scaling": "sqrt"}
     config, said = settings(tiny_base, trainer=ramp), []
@@ -320,7 +319,7 @@ def test_the_maximum_is_told_once_and_a_first_plan_is_not_said_to_be_found_earli
 
 
 def test_where_no_row_fits_no_number_is_said_to_be_the_largest(tiny_base, monkeypatch):
-    of_memory(monkeypatch, replace(ready(tiny_base).plan.budget, limit_bytes=1, outside_bytes=0, margin_bytes=0))
+    of_memory(monkeypatch, ready(tiny_base).plan.budget, 1)
     plan = brim.plan(settings(tiny_base, trainer=LARGEST), uneven())
     assert plan.chosen is None
     assert not [line for line in plan.advice if "use_maximum_batch_size" in line]
