@@ -22,7 +22,7 @@ from brim.data.read import Source, read_columns
 from brim.data.tokens import TextEncoder, TokenRows
 from brim.errors import DataError, InputError
 from brim.infer import GrowingText, KeptCache, stream_tokens
-from brim.infer.engines import FinishReason, RowsAtOnce, SlotsEngine
+from brim.infer.engines import FinishReason, SlotsEngine
 from brim.models import LLM
 from brim.models.loss import base_model
 from brim.notes import Say
@@ -363,7 +363,7 @@ def _pieces(tokens: Generator[int, None, FinishReason], encoder: TextEncoder) ->
 
 
 def _in_one_piece(llm: LLM, session: Session, prompt: TokenRows) -> Pieces:
-    response = respond(engine_by_hand(llm, session, batches=RowsAtOnce(1)), session, prompt).iloc[0]
+    response = respond(engine_by_hand(llm, session, rows=1), session, prompt).iloc[0]
     if response["response"]:
         yield response["response"]
     finish_reason: FinishReason = response["finish_reason"]

@@ -334,12 +334,11 @@ _SAMPLES, _SAMPLE_BYTES = 256, 1 << 16
 def fingerprint(session: Session, *, split: str) -> Fingerprint:
     """Collect the keys of the configuration that change a response, and digests of the files of base and adapter."""
     config = flat(mask_secrets(session.config.model_dump(mode="json")))
-    kept = {key: value for key, value in config.items() if not _is_without_effect(key)}
-    if split == "full":
-        kept = {key: value for key, value in kept.items() if not key.startswith(_WHICH_ROWS)}
     decoder = session.config.output_features[0].categories
+    others: tuple[str, ...] = _WHICH_ROWS if split == "full" else ()
     if decoder is None or not decoder.constrain_to_vocabulary:
-        kept = {key: value for key, value in kept.items() if not key.startswith(_WHICH_LABEL)}
+        others += _WHICH_LABEL
+    kept = {key: value for key, value in config.items() if not (_is_without_effect(key) or key.startswith(others))}
     template = template_texts(session)
     return {
         **kept,

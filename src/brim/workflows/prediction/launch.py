@@ -29,7 +29,6 @@ from brim.infer.engines import (
     NextToken,
     Passes,
     Room,
-    RowsAtOnce,
     SlotsEngine,
     Smaller,
     StaticEngine,
@@ -93,10 +92,11 @@ def require_fits(plan: GenerationPlan) -> None:
     )
 
 
-def engine_by_hand(llm: LLM, session: Session, *, batches: RowsAtOnce) -> Engine:
+def engine_by_hand(
+    llm: LLM, session: Session, *, rows: int, on_smaller: Callable[[Smaller], None] = lambda smaller: None
+) -> Engine:
     """Return what responds to the session's prompts, so many at a time."""
-    room = FixedRoom(batches.num_rows, prefill_tokens=USUAL_PASS_TOKENS)
-    return engine_for(llm, session, room=room, on_smaller=batches.on_smaller)
+    return engine_for(llm, session, room=FixedRoom(rows, prefill_tokens=USUAL_PASS_TOKENS), on_smaller=on_smaller)
 
 
 def engine_for(
@@ -104,7 +104,7 @@ def engine_for(
     session: Session,
     *,
     room: Room,
-    on_smaller: Callable[[Smaller], None] = lambda smaller: None,
+    on_smaller: Callable[[Smaller], None],
     kind: str | None = None,
 ) -> Engine:
     """Return what responds to the session's prompts.

@@ -25,7 +25,7 @@ from brim.data.read import Data, Ledger, Source, read
 from brim.data.tokens import TokenRows, load_encoder
 from brim.errors import ConfigError, DataError, OutputError, Problem, WriteError
 from brim.infer import DoneRows, HeldRecords, Records, prompt_hash, score_bytes, score_of
-from brim.infer.engines import Engine, Finished, Response, RowsAtOnce, SlotsEngine
+from brim.infer.engines import Engine, Finished, Response, SlotsEngine
 from brim.infer.metrics import BATCH_TOKENS, label_reader, rows_to_score, score_batches
 from brim.memory import Asked, ask
 from brim.memory.devices import Budget
@@ -404,7 +404,7 @@ def answered(llm: LLM, session: Session, prompts: TokenRows, *, say: Say, on_bat
     engine = None
     if len(prompts) <= _A_FEW and session.config.memory.budget == "auto":
         rows = min(rows_by_hand(session.config) or _A_FEW, len(prompts))
-        engine = engine_by_hand(llm, session, batches=RowsAtOnce(rows, on_smaller=lambda smaller: say(str(smaller))))
+        engine = engine_by_hand(llm, session, rows=rows, on_smaller=lambda smaller: say(str(smaller)))
     return list(responses_to(llm, session, prompts, engine=engine, say=say, on_batch=on_batch)["response"])
 
 

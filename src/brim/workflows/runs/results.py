@@ -95,7 +95,8 @@ class EvaluateResult:
     num_left_out: Mapping[str, int] = field(default_factory=dict)  # event of the ledger -> rows that have no figures
 
     def __repr__(self) -> str:
-        return "\n".join([f"EvaluateResult: {self.split}", *self.lines(), *self._left_out()])
+        left_out = [f"rows that {EVENTS[event]}: {number:,}" for event, number in self.num_left_out.items()]
+        return "\n".join([f"EvaluateResult: {self.split}", *self.lines(), *left_out])
 
     def lines(self, *, other: str = "other") -> list[str]:
         """Return the figures as a table, beside the other model's where there is one. other: that model's name."""
@@ -107,9 +108,6 @@ class EvaluateResult:
     def frame(self) -> pd.DataFrame:
         """Return a row for each metric: its value, and low and high of its interval, NaN where it has none."""
         return _figures(self.metrics, self.intervals)
-
-    def _left_out(self) -> list[str]:
-        return [f"rows that {EVENTS[event]}: {number:,}" for event, number in self.num_left_out.items()]
 
     @property
     def loss_interval(self) -> Interval:
@@ -249,7 +247,7 @@ class ExportResult:
     probe: str | None  # the tokens on which it was measured, in words
 
     def __repr__(self) -> str:
-        return "\n".join([f"ExportResult: {self.lines()[0]}", *self.lines()[1:]])
+        return "ExportResult: " + "\n".join(self.lines())
 
     def lines(self) -> list[str]:
         """Say what it is and where, and how far a merged model is from the unmerged one."""

@@ -104,12 +104,7 @@ def request_of(session: Session, prepared: Prepared, *, course: Mapping[str, Any
     course: of the effective batch, as the run's checkpoint has it; None for a new run.
     Raises InputError where trainer.batch_increase_function cannot be used.
     """
-    return _request(
-        session.config,
-        prepared.splits["train"],
-        course=course,
-        **PlanRequest.at_hand(session),
-    )
+    return _request(session.config, prepared.splits["train"], course=course, **PlanRequest.at_hand(session))
 
 
 def _request(config: Config, rows: TokenRows, *, course: Mapping[str, Any] | None = None, **where: Any) -> PlanRequest:
@@ -120,8 +115,7 @@ def _request(config: Config, rows: TokenRows, *, course: Mapping[str, Any] | Non
     assert isinstance(config.trainer, FinetuneTrainer), "there is no plan where nothing is trained"
     is_open = is_sized_by_memory(config.trainer)
     if is_open:
-        most = min(len(rows), config.trainer.max_batch_size or len(rows))
-        config = with_effective_rows(config, most)
+        config = with_effective_rows(config, min(len(rows), config.trainer.max_batch_size or len(rows)))
     assert isinstance(config.trainer, FinetuneTrainer)
     return PlanRequest(
         **where,

@@ -36,11 +36,6 @@ class RunPlan:
     saved: Mapping[str, Any] | None = None  # plan.json's content, where the run continues with it
     cutter: Cutter | None = None  # the checkpoint's, where the run continues with it
 
-    @property
-    def goes_on(self) -> bool:
-        """Return whether the run partitions batches as its checkpoint does."""
-        return self.cutter is not None
-
     def launched(self, llm: LLM, session: Session, *, say: Say) -> tuple[Session, Launched]:
         """Prove the plan on the device, and keep it for later runs.
 

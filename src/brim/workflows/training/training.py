@@ -16,7 +16,7 @@ from brim.config.schema import FinetuneTrainer
 from brim.data import Prepared, prepare, slip_notes
 from brim.data.read import Data, Source, read
 from brim.data.tokens import TokenRows
-from brim.errors import CheckpointError, InputError
+from brim.errors import CheckpointError
 from brim.models import LLM, load_llm, model_note, no_library_warnings, require_trainable, unquantised_experts
 from brim.notes import Note, Say, as_warnings, status, warning
 from brim.session import Session, choice_notes, open_session, with_choices, with_dataset, with_labels, with_rows
@@ -124,9 +124,6 @@ def train(
     """
     trainer = session.config.trainer
     assert isinstance(trainer, FinetuneTrainer)
-    if not len(prepared.splits["train"]):
-        fix = "check preprocessing.split, and which rows were left out"
-        raise InputError(what="no row is left to train on", where=source.name, fix=fix)
     with _folder(output_directory, resume=resume) as run:
         checkpoint, state = where_it_stands(run, session, prepared, resume=resume, say=say)
         first_step = state.step
@@ -161,7 +158,7 @@ def train(
         torch.manual_seed(session.config.random_seed)  # a model can have dropout of its own
         if checkpoint is not None:
             store.tidy(state.step, best_step=state.best_step)
-            loop.restore(checkpoint, keep_cutter=planned.goes_on)
+            loop.restore(checkpoint, keep_cutter=planned.cutter is not None)
             checkpoint = None  # its tensors would stay in memory for the whole run
         with logs.open(length, state, run, say):
             started = time.perf_counter()
