@@ -15,7 +15,6 @@ import pytest
 from tests.gallery import sums as some_sums, usual
 from tests.hand_made_proof import PROOF
 from tests.messages import refused
-from tests.report.hand_made import hand_made_prediction
 from transformers import GenerationConfig
 
 import brim
@@ -543,32 +542,28 @@ def test_no_result_shows_its_arrays(config, gallery, sums, tmp_path):
         outcome = "fits" if size <= 9 else "out_of_memory"
         return brim.Probe(size=size, steps=1, outcome=outcome, peak_bytes=None, seconds=0.0)
 
-    model = brim.Model.load(gallery("lora").run)
-    shown = {
-        "evaluate": model.evaluate(sums, say=None),
-        "predict": model.predict(sums, say=None),
-        "activations": model.collect_activations(["last", 0], sums, say=None),
-        "export": model.export(tmp_path / "adapter"),
-        "merge": model.export(tmp_path / "merged", merge=True, say=None),
-        "plan": brim.plan(config, sums, say=None),
-        "memory": brim.predict_memory(config, device="t4"),
-        "proof": PROOF,
-        "prediction": hand_made_prediction(),
-        "upload": brim.UploadResult(repo_id="a/b", url="https://…/1", private=True, files=("c", "d"), num_bytes=5),
-        "found": brim.find_batch_size(fits, most=64),
-    }
-    texts = {name: repr(each) for name, each in shown.items()}
-    assert {name: len(text) for name, text in texts.items() if len(text) > 900} == {}
-    assert [name for name, text in texts.items() if "array(" in text or "PosixPath" in text] == []
-    assert texts["activations"] == "Activations: 40 rows of last (32 wide), 0 (32 wide), in memory"
-    assert texts["export"].startswith(f"ExportResult: adapter, for PEFT: {tmp_path / 'adapter'} (")
-    assert texts["plan"].startswith("TrainingPlan: 4 steps, updates of 4 rows, on cpu\n")
-    assert format_bytes(shown["plan"].chosen.total_bytes) in texts["plan"]
-    assert texts["memory"].startswith("MemoryPrediction: train, 4 rows × ")
-    assert format_bytes(shown["memory"].total_bytes) in texts["memory"]
-    assert texts["proof"].startswith("ResumeProof: steps 11 to 14 of results/demo: the interruption changed nothing")
-    assert texts["upload"] == "UploadResult: 2 files, 5 bytes, private; commit: https://…/1"
-    assert texts["found"].startswith("Found: 8 (")
+    model, plan = brim.Model.load(gallery("lora").run), brim.plan(config, sums, say=None)
+    memory, folder = brim.predict_memory(config, device="t4"), tmp_path / "adapter"
+    upload = brim.UploadResult(repo_id="a/b", url="https://…/1", private=True, files=("c", "d"), num_bytes=5)
+    activations = model.collect_activations(["last", 0], sums, say=None)
+    shown = (
+        (model.evaluate(sums, say=None), "EvaluateResult: "),
+        (model.predict(sums, say=None), "PredictResult: "),
+        (activations, "Activations: 40 rows of last (32 wide), 0 (32 wide), in memory"),
+        (model.export(folder), f"ExportResult: adapter, for PEFT: {folder} ("),
+        (plan, "TrainingPlan: 4 steps, updates of 4 rows, on cpu\n"),
+        (plan, format_bytes(plan.chosen.total_bytes)),
+        (memory, "MemoryPrediction: train, 4 rows × "),
+        (memory, format_bytes(memory.total_bytes)),
+        (PROOF, "ResumeProof: steps 11 to 14 of results/demo: the interruption changed nothing"),
+        (upload, "UploadResult: 2 files, 5 bytes, private; commit: https://…/1"),
+        (brim.find_batch_size(fits, most=64), "Found: 8 ("),
+    )
+    for result, words in shown:
+        text = repr(result)
+        assert words in text
+        assert len(text) <= 900, "it is for a screen"
+        assert not re.search(r"array\(|PosixPath", text), text
 
 
 def test_what_is_no_argument_is_told_at_once(config, sums, tmp_path, monkeypatch):
