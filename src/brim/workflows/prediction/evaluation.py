@@ -290,10 +290,8 @@ def evaluate(
     figures, measures = scores.summary(), scores.measures()
     frame = pd.DataFrame(asdict(scores)).rename(columns={"keys": "row"})
     if asked is not None:
-        texts, reader = (
-            responses_to(llm, session, asked.prompts, say=say, on_batch=on_batch),
-            label_reader(session.config),
-        )
+        texts = responses_to(llm, session, asked.prompts, say=say, on_batch=on_batch)
+        reader = label_reader(session.config)
         if reader is not None:
             counts = LabelCounts()
             texts.insert(1, "label", counts.extract(texts["response"].tolist(), reader))

@@ -228,7 +228,7 @@ class _Work:
             score_missing(weights(), self._session, self._asked.prompts, self.responses, self._scores, say=say)
         return seconds
 
-    def finish(self, seconds: float, *, say: Say = say_nothing) -> PredictResult:
+    def finish(self, seconds: float, *, say: Say) -> PredictResult:
         """Put the predictions together: in memory, or, of a job, as the output with its ledger and summary.
 
         A file that exists with the same content stays as it is.
@@ -305,7 +305,7 @@ class _Work:
         assert self._job is not None
         with self._job.reopened() as (responses, scores):
             held = _Work(self._session, self._wanted, self._asked, responses=responses, scores=scores)
-            return held.finish(0.0).predictions
+            return frame_of(held._predictions().table(Counts()))
 
 
 def prompts_asked(source: Source, session: Session, wanted: Wanted, notes: Sequence[str], say: Say) -> AskedPrompts:
