@@ -222,10 +222,8 @@ def test_an_architecture_that_cannot_be_traced_is_tried_out(session, sums_file, 
 
 
 def test_the_batches_of_an_evaluation_change_no_figure(zero_shot, sums_file):
-    figures = [
-        brim.Model({**zero_shot, "trainer": {"type": "none", "eval_batch_size": size}}).evaluate(sums_file).metrics
-        for size in ("auto", None, 1, 7)
-    ]
+    models = (brim.Model(zero_shot, overrides=[f"trainer.eval_batch_size={size}"]) for size in ("auto", "null", 1, 7))
+    figures = [model.evaluate(sums_file).metrics for model in models]
     for each in figures:
         assert each == pytest.approx(figures[0], rel=1e-4)
         assert each["loss"] == pytest.approx(figures[0]["loss"], rel=1e-5)

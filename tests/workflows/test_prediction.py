@@ -139,13 +139,12 @@ def test_rows_that_are_dropped_are_left_out_and_the_others_keep_their_numbers(dr
     assert pq.read_table(tmp_path / "p.parquet").column_names == ["row", "question", *ADDED]
 
 
-@pytest.mark.parametrize("verb", ["train", "evaluate"])
-def test_training_and_evaluation_say_which_rows_were_not_used(dropping, verb):
-    split = {"split": {"type": "random", "probabilities": [0.5, 0.25, 0.25]}}
+def test_training_and_evaluation_say_which_rows_were_not_used(dropping):
+    model = brim.Model(dropping, overrides=["preprocessing.split={type: random, probabilities: [0.5, 0.25, 0.25]}"])
     rows = pd.DataFrame({"question": ["x", None, "y", None] * 5, "answer": ["z"] * 20})
-    result = getattr(brim.Model({**dropping, "preprocessing": split}), verb)(rows)
-    used = sum(result.num_rows.values()) if verb == "train" else len(result.rows)
-    assert (used, result.num_left_out) == (10, {"dropped_missing": 10})
+    trained, evaluated = model.train(rows), model.evaluate(rows)
+    assert sum(trained.num_rows.values()) == len(evaluated.rows) == 10
+    assert trained.num_left_out == evaluated.num_left_out == {"dropped_missing": 10}
 
 
 def test_a_split_is_predicted_alone_and_settings_of_a_call_are_for_that_call(model, zero_shot, sums_file):
