@@ -9,7 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 
@@ -42,15 +42,16 @@ def loaded_tensors(model: PreTrainedModel, *, arriving_bytes: int | None = None)
             if tensor is None or id(tensor) in seen or (key in kept and key != "weight") or is_table:
                 continue
             is_packed = bool(kept) and key == "weight"
+            layer: Any = module
             seen.add(id(tensor))
             found.append(
                 LoadedTensor(
                     name=path,
-                    num_elements=_num_weights(module) if is_packed else tensor.numel(),
+                    num_elements=layer.in_features * layer.out_features if is_packed else tensor.numel(),
                     element_bytes=(arriving_bytes or 1) if is_packed else tensor.element_size(),
                     layer=_layer(path),
                     kept=tuple(kept.values()) if key == "weight" else (),
-                    transposed=_is_stand_in(module) and cast(Any, module).source_cls.__name__ == "Conv1D",
+                    transposed=_is_stand_in(module) and layer.source_cls.__name__ == "Conv1D",
                     stacks=_stacks(path, tensor, stacks),
                     in_checkpoint=key not in module._non_persistent_buffers_set,
                     tied=path in tied,
@@ -90,10 +91,6 @@ _ORDER = ("SCB", "weight", "code", "offset", "nested_absmax", "absmax", "nested_
 def _is_stand_in(module: nn.Module) -> bool:
     """Compare names, since bitsandbytes is imported only where it is used."""
     return type(module).__name__ in ("StandInLinear4bit", "StandInLinear8bit")
-
-
-def _num_weights(module: Any) -> int:
-    return int(module.in_features * module.out_features)
 
 
 def _layer(path: str) -> int | None:
@@ -141,7 +138,8 @@ def with_loading(
     all layers. What the stream's load has beside them, such as an adapter, comes after them. Raises LookupError where
     a tensor is not in the stream's load. has_warmup: transformers' since 4.50 (see load_events).
     """
-    (start, _), (end, _) = _load_part(stream)
+    part = next(index for index, (_, label) in enumerate(stream.marks) if label == "load")
+    (start, _), (end, _) = stream.marks[part : part + 2]
     # By a module's path in the base model, and bytes: a module's tensors of the same size are interchangeable here.
     born: dict[tuple[str, int], list[int]] = defaultdict(list)
     place_of = {}
@@ -230,19 +228,10 @@ def bias_bytes(model: nn.Module) -> dict[str, int]:
     }
 
 
-def _load_part(stream: EventStream) -> tuple[tuple[int, str], tuple[int, str]]:
-    index = next(index for index, (_, label) in enumerate(stream.marks) if label == "load")
-    following = stream.marks[index + 1] if index + 1 < len(stream.marks) else (len(stream.storages), "end")
-    return stream.marks[index], following
-
-
 # moved: read on the CPU, then `model.to(device)`, as brim does with weights that are not quantised.
 # placed: read tensor by tensor onto the device (`device_map`), as transformers does with weights stored quantised.
 # quantized: placed in 16 or 32 bits, and quantised there.
 LoadKind: TypeAlias = Literal["moved", "placed", "quantized"]
-
-
-_Stay: TypeAlias = Callable[..., None]
 
 
 _SPARE_BYTES = int(1.2 * 1024**3)  # caching_allocator_warmup, transformers/modeling_utils.py, leaves this
@@ -275,10 +264,14 @@ class LoadedTensor:
 class _Loading:
     stream: EventStream
     resident: dict[str, int] = field(default_factory=dict)  # a tensor's path in the model -> its storage
-    has_table: bool = False
 
     def stay(self, name: str, num_bytes: int, place: Place) -> None:
         self.resident[name] = self.stream.birth(num_bytes, "weights", place)
+
+    def keep(self, tensor: LoadedTensor, *kept: KeptTensor) -> None:
+        """Give birth to what stays in place of a quantised weight."""
+        for each in kept:
+            self.stay(f"{tensor.name.rpartition('.')[0]}.{each.name}", each.num_bytes, _place(tensor))
 
     def pass_by(self, num_bytes: int, place: Place) -> int:
         return self.stream.birth(num_bytes, "temporary", place)
@@ -352,8 +345,7 @@ def _place_one(loading: _Loading, tensor: LoadedTensor, kind: LoadKind) -> None:
         is_8bit = any(kept.name == "SCB" for kept in tensor.kept)
         (_quantize_8bit if is_8bit else _quantize_4bit)(loading, tensor)
     elif tensor.kept:
-        for kept in tensor.kept:
-            loading.stay(_of_layer(tensor, kept), kept.num_bytes, _place(tensor))
+        loading.keep(tensor, *tensor.kept)
     elif tensor.stacks is not None:
         _stack(loading, tensor, *tensor.stacks)
     else:
@@ -367,38 +359,24 @@ def _quantize_4bit(loading: _Loading, tensor: LoadedTensor) -> None:
     arrived = [loading.pass_by(tensor.num_bytes, place)]
     if tensor.transposed:
         arrived.append(loading.pass_by(tensor.num_bytes, place))  # `.contiguous()` of the turned weight
-
-    def stay(*names: str) -> None:
-        for name in names:
-            loading.stay(_of_layer(tensor, kept[name]), kept[name].num_bytes, place)
-
-    if "offset" not in kept:
-        stay("absmax", "weight")
-        _normalized_code(loading, stay, place)
+    is_double = "offset" in kept
+    scales_bytes = kept["absmax"].num_elements * 4
+    if is_double:
+        arrived.append(loading.pass_by(scales_bytes, place))
     else:
-        scales_bytes = kept["absmax"].num_elements * 4
-        scales = loading.pass_by(scales_bytes, place)
-        stay("weight")
-        _normalized_code(loading, stay, place)
-        stay("offset")
-        shifted = loading.pass_by(scales_bytes, place)
-        if not loading.has_table:
+        loading.keep(tensor, kept["absmax"])
+    # The table of 16 values is divided by its largest: get_4bit_type in functional.py.
+    loading.keep(tensor, kept["weight"], kept["code"])
+    for storage in [loading.pass_by(num_bytes, place) for num_bytes in (16 * 4, 4)]:
+        stream.death(storage, place)
+    if is_double:
+        loading.keep(tensor, kept["offset"])
+        arrived.append(loading.pass_by(scales_bytes, place))
+        if "bitsandbytes_dynamic_map" not in loading.resident:
             loading.stay("bitsandbytes_dynamic_map", DYNAMIC_MAP_BYTES, place)
-            loading.has_table = True
-        stay("nested_absmax", "absmax", *(["nested_code"] if "nested_code" in kept else []))
-        stream.death(shifted, place)
-        stream.death(scales, place)
+        loading.keep(tensor, *(kept[name] for name in ("nested_absmax", "absmax", "nested_code") if name in kept))
     for storage in reversed(arrived):
         stream.death(storage, place)
-
-
-def _normalized_code(loading: _Loading, stay: _Stay, place: Place) -> None:
-    """Make the table of 16 values, divided by its largest, as get_4bit_type in functional.py does."""
-    stay("code")
-    absolute = loading.pass_by(16 * 4, place)
-    largest = loading.pass_by(4, place)
-    loading.stream.death(absolute, place)
-    loading.stream.death(largest, place)
 
 
 def _quantize_8bit(loading: _Loading, tensor: LoadedTensor) -> None:
@@ -406,8 +384,7 @@ def _quantize_8bit(loading: _Loading, tensor: LoadedTensor) -> None:
     place = _place(tensor)
     arrived = loading.pass_by(tensor.num_bytes, place)
     again = loading.pass_by(tensor.num_elements * 2, place)
-    for kept in tensor.kept:
-        loading.stay(_of_layer(tensor, kept), kept.num_bytes, place)
+    loading.keep(tensor, *tensor.kept)
     loading.stream.death(again, place)
     loading.stream.death(arrived, place)
 
@@ -429,10 +406,6 @@ def _stack(loading: _Loading, tensor: LoadedTensor, experts: int, projections: i
         loading.stay(tensor.name, tensor.num_bytes, place)
     for part in parts:
         stream.death(part, place)
-
-
-def _of_layer(tensor: LoadedTensor, kept: KeptTensor) -> str:
-    return f"{tensor.name.rpartition('.')[0]}.{kept.name}"
 
 
 def _place(tensor: LoadedTensor) -> Place:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
@@ -313,9 +313,10 @@ def answer(question: Question, *, shows_other: bool = True) -> MemoryPrediction:
 
     shows_other: predict the other choice, too. Raises UntraceableError, and what `check` does.
     """
-    asked, choices = question.asked, question.choices
+    asked, choices, trainer = question.asked, question.choices, question.asked.config.trainer
+    is_open = isinstance(trainer, FinetuneTrainer) and trainer.enable_gradient_checkpointing == "auto"
     with tracing(asked.folder):
-        if asked.phase != "train" or _checkpointing(asked.config) != "auto":
+        if asked.phase != "train" or not is_open:
             return question.traces.predict(asked, choices=choices)
         without = question.traces.predict(_with_checkpointing(asked, False), choices=choices)
         fits = asked.has_limit and without.reserved_bytes <= _reservable_bytes(asked, without)
@@ -342,11 +343,6 @@ def tracing(folder: ModelFolder) -> Iterator[None]:
             if is_a_mistake_of_brims(error):
                 raise
             raise UntraceableError(untraceable(error, folder)) from error
-
-
-def _checkpointing(config: Config) -> bool | Literal["auto"] | None:
-    trainer = config.trainer
-    return trainer.enable_gradient_checkpointing if isinstance(trainer, FinetuneTrainer) else None
 
 
 def _with_checkpointing(asked: Asked, is_on: bool) -> Asked:

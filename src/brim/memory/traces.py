@@ -110,15 +110,13 @@ class Traces:
         )
         rank = self._rank(trace, setting)
         trainer, quantization = asked.config.trainer, asked.config.quantization
-        found = predict(rank.stream, setting, rank.replay, cuda_streams=rank.cuda_streams)
-        found = replace(
-            found,
+        is_on = isinstance(trainer, FinetuneTrainer) and trainer.enable_gradient_checkpointing is True
+        return replace(
+            predict(rank.stream, setting, rank.replay, cuda_streams=rank.cuda_streams),
             quantization_bits=None if quantization is None else quantization.bits,
             has_chunked_loss=asked.phase != "generate" and trace.workload.has_chunked_loss,
+            gradient_checkpointing=is_on if asked.phase == "train" else None,
         )
-        if asked.phase != "train" or not isinstance(trainer, FinetuneTrainer):
-            return found
-        return replace(found, gradient_checkpointing=trainer.enable_gradient_checkpointing is True)
 
     def build(self, asked: Asked) -> None:
         """Build the few layers that a trace of training runs, on no device. Raises as `predict` does."""

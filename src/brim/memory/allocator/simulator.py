@@ -69,25 +69,6 @@ class CachingAllocator:
     `per_process_memory_fraction` is a fraction (the capacity if not given).
     """
 
-    __slots__ = (
-        "_allowed_bytes",
-        "_capacity_bytes",
-        "_collects",
-        "_expandable",
-        "_large_requests",
-        "_max_split_bytes",
-        "_plain_rounding",
-        "_plain_search",
-        "_pools",
-        "_returned_at",
-        "_settings",
-        "allocated_bytes",
-        "num_retries",
-        "peak_allocated_bytes",
-        "peak_reserved_bytes",
-        "reserved_bytes",
-    )
-
     def __init__(
         self,
         settings: AllocatorSettings | None = None,

@@ -91,13 +91,11 @@ def napkin(config: Mapping[str, Any], settings: Settings) -> Napkin:
         lines += [_one_layer(architecture, settings, ("loss",)), _logits(architecture, settings)]
     if settings.phase == "generate":
         lines += _generating(architecture, settings)
-    notes = []
-    if not architecture.is_known:
-        notes.append(f"{architecture.model_type or 'this architecture'} is not known to the napkin: taken for a Llama")
+    note = f"{architecture.model_type or 'this architecture'} is not known to the napkin: taken for a Llama"
     moments = {
         moment: sum(line.num_bytes for line in lines if moment in line.moments) for moment in MOMENTS[settings.phase]
     }
-    return Napkin(lines=tuple(lines), notes=tuple(notes), moments=moments)
+    return Napkin(lines=tuple(lines), notes=() if architecture.is_known else (note,), moments=moments)
 
 
 def _weights(architecture: Architecture, settings: Settings) -> list[Line]:

@@ -111,7 +111,6 @@ class _Steps:
         # The storages that were born in the two steps before, in order.
         self._before: list[int] = []
         self._before_that: list[int] = []
-        self._transient: set[int] | None = None
 
     def play(self, part: str, label: str) -> None:
         """Write a part as it was recorded."""
@@ -141,7 +140,8 @@ class _Steps:
         # Counted from the end, since that step begins differently.
         from_end = {storage: index - len(oldest) for index, storage in enumerate(oldest)}
         ordinal = {storage: index for index, storage in enumerate(births)}
-        skipped = self._passing(start, end) if step < last else set()
+        dying = {~storage for storage in self._early.storages[start:end] if storage < 0}
+        passing = dying.intersection(births) if step < last else set()  # born and freed within the step
         own: list[int] = [-1] * len(births)
         self._stream.mark(f"token {step + 1}")
         for position in range(start, end):
@@ -150,7 +150,7 @@ class _Steps:
                 index = ordinal[storage]
                 size = self._early.sizes[storage]
                 size += round(share * (self._late.sizes[late[index]] - size))
-                if storage not in skipped or size >= _LEAST_BYTES:
+                if storage not in passing or size >= _LEAST_BYTES:
                     own[index] = self._stream.birth(size, self._early.categories[storage], place)
             elif ~storage in ordinal:
                 if own[ordinal[~storage]] >= 0:
@@ -163,13 +163,6 @@ class _Steps:
 
     def _births(self, stream: EventStream, part: tuple[int, int]) -> list[int]:
         return [stream.storages[position] for position in range(*part) if stream.storages[position] >= 0]
-
-    def _passing(self, start: int, end: int) -> set[int]:
-        """Return the storages that are born and freed within the step."""
-        if self._transient is None:
-            within = self._early.storages[start:end]
-            self._transient = {storage for storage in within if storage >= 0} & {~each for each in within if each < 0}
-        return self._transient
 
 
 _CPU = torch.device("cpu")

@@ -133,12 +133,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def know(self, model: nn.Module, layers: nn.ModuleList) -> None:
         """Name places by this model's modules, from here on."""
         numbers = {id(layer): number for number, layer in enumerate(layers)}
-        layer_of: dict[str, int] = {}
-        for name, module in model.named_modules():
-            if id(module) in numbers:
-                layer_of[name] = numbers[id(module)]
-            owner = next((prefix for prefix in _prefixes(name) if prefix in layer_of), None)
-            self._modules[module] = (name, None if owner is None else layer_of[owner])
+        layer_of: dict[str, int | None] = {}
+        for name, module in model.named_modules():  # parents come before their children
+            layer_of[name] = numbers.get(id(module), layer_of.get(name.rpartition(".")[0]))
+            self._modules[module] = (name, layer_of[name])
 
     def number_of(self, tensor: Tensor) -> int | None:
         """Return the storage's number in the stream; None where it was not seen."""
@@ -320,9 +318,3 @@ def note_kernel(
             moved = sum(map(num_bytes_of, tensors)) if num_bytes is None else num_bytes
             work = OperatorWork(unit, dtype_name(tensors[0].dtype), flops, moved)
             mode.note(operator, work, about=tensors[0])
-
-
-def _prefixes(name: str) -> Iterator[str]:
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
