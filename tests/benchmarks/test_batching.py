@@ -45,9 +45,9 @@ OUTCOME = Outcome(
 
 
 def test_limits_are_shares_of_what_the_passes_take_beside_what_the_process_takes():
-    asked: list[tuple[int | None, float | None]] = []
+    asked = []
 
-    def start(spec: Spec) -> Outcome:
+    def start(spec):
         asked.append((spec.limit_bytes, spec.wrong_by))
         return OUTCOME
 
@@ -66,7 +66,7 @@ def test_a_run_meets_its_goal_with_close_losses_and_few_failures_and_the_smalles
         2000 * MIB: replace(OUTCOME, plan={"launch": {"probes": [{"outcome": "out_of_memory"}] * 6}}),
     }
 
-    def start(spec: Spec) -> Outcome:
+    def start(spec):
         if spec.limit_bytes is not None and spec.limit_bytes < least_bytes:
             raise RunFailed(reason)
         return by_limit.get(spec.limit_bytes or 0, OUTCOME)
@@ -88,7 +88,7 @@ def test_a_run_meets_its_goal_with_close_losses_and_few_failures_and_the_smalles
     assert (failed.goal, failed.is_met, failed.failure) == (1e-4, False, "killed")
 
 
-def _trial(rows: int, tokens_per_s: float | None) -> Trial:
+def _trial(rows, tokens_per_s):
     return Trial(way="fixed", micro_batch_rows=rows, accumulation_steps=32 // rows, tokens_per_s=tokens_per_s)
 
 
@@ -100,7 +100,7 @@ def test_the_hand_search_takes_the_fastest_and_of_equals_the_smaller_and_contend
     assert list(chosen) == ["brim", "fixed", "auto_find"]
     assert chosen["fixed"] == replace(SPEC, contender="fixed", micro_batch_rows=2, accumulation_steps=16)
     assert (chosen["auto_find"].micro_batch_rows, chosen["auto_find"].accumulation_steps) == (32, 1)
-    order: list[str] = []
+    order = []
     race(
         chosen,
         rounds=2,
@@ -143,7 +143,7 @@ def test_losses_that_are_no_numbers_packs_and_last_words():
     assert [last_words(text) for text in ("loading\nKilled\n", "")] == ["Killed", ""]
 
 
-def _costs(*, launch_s: float) -> Costs:
+def _costs(*, launch_s):
     """One byte and one second a padded token, and `launch_s` a micro-batch."""
     peak = Surface(base=0.0, lengths=(1,), tokens=((1,),), values=((1.0,),))
     time = Surface(base=launch_s, lengths=(1,), tokens=((1,),), values=((launch_s + 1.0,),))

@@ -16,12 +16,12 @@ SPEC = Spec(folder="nowhere", contender="brim", num_threads=1, num_rows=2)
 SAME = [Answer(text="a", num_tokens=1, has_stopped=True), Answer(text="b", num_tokens=2, has_stopped=False)]
 
 
-def outcome(generate_s: float, answers: list[Answer] = SAME) -> Outcome:
+def outcome(generate_s, answers=SAME):
     return Outcome(generate_s=generate_s, whole_s=generate_s + 1, answers=answers, peak_bytes=7)
 
 
 def test_the_hand_search_takes_the_fastest_size_of_each_way():
-    def start(spec: Spec) -> Outcome:
+    def start(spec):
         assert spec.batch_rows is not None
         return outcome(abs(spec.batch_rows - 4) + {"static": 2.0, "by_length": 1.0, "continuous": 3.0}[spec.contender])
 
@@ -38,7 +38,7 @@ def test_the_hand_search_takes_the_fastest_size_of_each_way():
     }
     # A way that fails is not raced, and every other round goes backwards.
     failed = contenders(SPEC, hand_search(SPEC, num_rows=2, batches=(), say=lambda line: None))
-    ran: list[str] = []
+    ran = []
     outcomes = race(
         failed, rounds=2, say=lambda line: None, start=lambda spec: ran.append(spec.contender) or outcome(1.0)
     )

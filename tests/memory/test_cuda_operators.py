@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from tests.memory.traced import Births
+from tests.memory.traced import Births, gradient_functions
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
@@ -109,14 +109,16 @@ WATCHED = {
 ROWS = (0, 3, 3)
 
 
-class Additions(TorchDispatchMode):
+class Names(TorchDispatchMode):
+    """The operators that run, by name, within a backward pass and outside one."""
+
     def __init__(self):
         super().__init__()
-        self.names = []
+        self.names, self.backward = [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if torch._C._current_autograd_node() is not None and func._schema.name in WATCHED:
-            self.names.append(func._schema.name)
+        is_backward = torch._C._current_autograd_node() is not None
+        (self.backward if is_backward else self.names).append(func._schema.name)
         return func(*args, **(kwargs or {}))
 
 
@@ -153,11 +155,10 @@ def made(graph, mode):
 
 
 def added(graph, in_place):
-    with FakeTensorMode() as fake, Additions() as seen, in_place:
+    with FakeTensorMode() as fake, Names() as seen, in_place:
         out, grad = made(graph, fake)
-        seen.names.clear()
         out.backward(grad)
-    return seen.names
+    return [name for name in seen.backward if name in WATCHED]
 
 
 def named(event):
@@ -271,16 +272,6 @@ def weights():
     return found
 
 
-class Names(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func._schema.name)
-        return func(*args, **(kwargs or {}))
-
-
 @FAKE
 def test_optimizers_and_clipping_work_on_lists():
     for name in ("Adam", "AdamW", "SGD"):
@@ -316,17 +307,6 @@ CONFIGS = {
 
 def build(name, attention="eager", dtype=LOW):
     return AutoModelForCausalLM.from_config(CONFIGS[name], attn_implementation=attention, dtype=dtype)
-
-
-def gradient_functions(tensor):
-    names, nodes, seen = set(), [tensor.grad_fn], set()
-    while nodes:
-        node = nodes.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            names.add(node.name())
-            nodes.extend(following for following, _ in node.next_functions)
-    return names
 
 
 KERNELS = {"eager": "SoftmaxBackward0", "sdpa": "FlashKernelBackward", "flash": "_FixedBackward"}

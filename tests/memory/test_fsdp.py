@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,11 +22,12 @@ from transformers import LlamaConfig
 
 import brim
 from brim.errors import InputError
-from brim.memory import MemoryPrediction
-from brim.memory.events import Category, EventStream, Place, Weight
+from brim.memory.events import EventStream, Place, Weight, depth_of
 from brim.memory.fsdp import Sharding, shard
 from brim.memory.fsdp.units import Precision
+from brim.memory.trace.layers import Expansion
 from brim.memory.trace.recorder import Recorder
+from brim.memory.trace.recording import weights_of
 
 LAYERS = 3
 EMBEDDING, MATRIX, HIDDEN = 1200, 800, 40  # bytes of the root's weight, of a layer's weight, of an activation
@@ -37,7 +35,7 @@ WHOLE = EMBEDDING + LAYERS * MATRIX
 LOAD, FORWARD, BACKWARD, OPTIMIZER = (Place(phase) for phase in ("load", "forward", "backward", "optimizer"))
 
 
-def weights(*, trainable: bool = True, rows: int = 20) -> list[Weight]:
+def weights(*, trainable=True, rows=20):
     """Storage 0 is the root's, 1 to LAYERS the layers'; 4 bytes an element."""
     root = Weight(storage=0, shape=(60, 5), element_bytes=4, layer=None, trainable=trainable)
     shape = (rows, MATRIX // 4 // rows)
@@ -48,7 +46,7 @@ def weights(*, trainable: bool = True, rows: int = 20) -> list[Weight]:
     return [root, *layers]
 
 
-def step(*, trainable: bool = True) -> EventStream:
+def step(*, trainable=True):
     """One step as a recorder sees it: each layer keeps its input for the backward pass."""
     stream = EventStream()
     stream.mark("load")
@@ -85,15 +83,24 @@ def step(*, trainable: bool = True) -> EventStream:
     return stream
 
 
-def cut(**settings: Any) -> EventStream:
-    """That step on one of two ranks."""
-    return shard(step(), weights(), Sharding(**{"world_size": 2, **settings})).stream
+def cut(stream=None, found=None, **settings):
+    """That step, or another stream, on one of two ranks."""
+    sharding = Sharding(**{"world_size": 2, **settings})
+    return shard(stream or step(), weights() if found is None else found, sharding).stream
 
 
-def live(stream: EventStream) -> Iterator[tuple[Place, dict[Category, int]]]:
+def loaded(*sizes):
+    """A stream that begins with the births of weights."""
+    stream = EventStream()
+    for size in sizes:
+        stream.birth(size, "weights", LOAD)
+    return stream
+
+
+def live(stream):
     """Live bytes by category after each event; every storage is born before it dies, and dies once."""
-    now: dict[Category, int] = {}
-    alive: set[int] = set()
+    now = {}
+    alive = set()
     for storage, place in zip(stream.storages, stream.places, strict=True):
         which = storage if storage >= 0 else ~storage
         if storage >= 0:
@@ -107,17 +114,17 @@ def live(stream: EventStream) -> Iterator[tuple[Place, dict[Category, int]]]:
         yield place, dict(now)
 
 
-def peak(stream: EventStream, category: Category, phase: str) -> int:
+def peak(stream, category, phase):
     return max(now.get(category, 0) for place, now in live(stream) if place.phase == phase)
 
 
-def at_end(stream: EventStream) -> dict[Category, int]:
+def at_end(stream):
     return {category: num_bytes for category, num_bytes in list(live(stream))[-1][1].items() if num_bytes}
 
 
 @pytest.mark.parametrize("kind", ["fsdp2", "fsdp1"])
 @pytest.mark.parametrize("world_size", [1, 2, 4, 5])
-def test_shards_of_weights_and_optimizer_sum_to_the_whole(kind: Any, world_size: int) -> None:
+def test_shards_of_weights_and_optimizer_sum_to_the_whole(kind, world_size):
     rank = shard(step(), weights(), Sharding(world_size=world_size, kind=kind))
     end = at_end(rank.stream)
     assert world_size * end["weights"] == WHOLE
@@ -126,68 +133,47 @@ def test_shards_of_weights_and_optimizer_sum_to_the_whole(kind: Any, world_size:
     assert len(rank.cuda_streams) == len(rank.stream.sizes)
 
 
-def test_shards_that_do_not_divide_are_padded_by_rows_in_fsdp2_and_as_one_in_fsdp1() -> None:
-    end = at_end(shard(step(), weights(rows=25), Sharding(world_size=8)).stream)
+def test_shards_that_do_not_divide_are_padded_by_rows_in_fsdp2_and_as_one_in_fsdp1():
+    end = at_end(cut(found=weights(rows=25), world_size=8))
     assert end["weights"] == 8 * 5 * 4 + LAYERS * 4 * 8 * 4  # ceil(60 / 8) rows of 5, ceil(25 / 8) rows of 8
 
     one = Weight(storage=0, shape=(3,), element_bytes=2, layer=None, trainable=False)
     two = Weight(storage=1, shape=(5,), element_bytes=2, layer=None, trainable=False)
-    stream = EventStream()
-    stream.birth(6, "weights", LOAD)
-    stream.birth(10, "weights", LOAD)
-    end = at_end(shard(stream, [one, two], Sharding(world_size=2, kind="fsdp1")).stream)
+    end = at_end(cut(loaded(6, 10), [one, two], kind="fsdp1"))
     assert end == {"weights": 2 * 7}  # 3, padded to 8 since each begins at 16 bytes, and 5: 13, half of it rounded up
 
 
-def test_one_layer_and_the_buffer_of_its_forerunner_are_whole_in_the_forward_pass() -> None:
-    assert peak(cut(), "weights", "forward") == WHOLE // 2 + EMBEDDING + MATRIX
-    assert peak(cut(), "temporary", "forward") == EMBEDDING + MATRIX  # the root's buffer beside the first layer's
-    # One rank has no buffer to gather into.
+def test_one_rank_has_no_buffer_to_gather_into():
     plain = step(trainable=False)
-    alone = shard(plain, weights(trainable=False), Sharding(world_size=1)).stream
+    alone = cut(plain, weights(trainable=False), world_size=1)
     assert peak(alone, "temporary", "forward") == 0
     assert peak(alone, "weights", "forward") == peak(plain, "weights", "load") + EMBEDDING + MATRIX
 
 
-def test_the_backward_pass_of_fsdp2_prefetches_and_cuts_gradients_through_a_buffer() -> None:
-    def at_layer_1(stream: EventStream) -> dict[Category, int]:
-        place = Place("backward", 1, "", "fsdp::reduce_scatter")
-        return [now for where, now in live(stream) if where == place][-1]
-
-    # the buffers: layer 0 prefetched, layer 1's gradients on their way; the layer's input gradient
-    assert at_layer_1(cut())["temporary"] == MATRIX + MATRIX + HIDDEN
-    assert at_layer_1(cut(prefetch=False))["temporary"] == MATRIX + HIDDEN
-    # the root's whole gradient, shards of layers 2 and 1
-    assert at_layer_1(cut())["gradients"] == EMBEDDING + 2 * MATRIX // 2
-    assert peak(cut(), "gradients", "backward") == EMBEDDING + 2 * MATRIX // 2 + MATRIX
-
-
-def test_gradients_are_gone_after_the_step_in_fsdp2_and_stay_until_the_next_in_fsdp1() -> None:
+def test_gradients_are_gone_after_the_step_in_fsdp2_and_stay_until_the_next_in_fsdp1():
     assert "gradients" not in at_end(cut())
     assert at_end(cut(kind="fsdp1"))["gradients"] == WHOLE // 2
     stream = step()
     stream.mark("step 2")
     stream.birth(HIDDEN, "temporary", FORWARD)
-    assert "gradients" not in at_end(shard(stream, weights(), Sharding(world_size=2, kind="fsdp1")).stream)
+    assert "gradients" not in at_end(cut(stream, kind="fsdp1"))
 
 
 @pytest.mark.parametrize("kind", ["fsdp2", "fsdp1"])
-def test_mixed_precision_keeps_fp32_shards_of_bf16_parameters(kind: Any) -> None:
-    stream = EventStream()
-    stream.birth(8, "weights", LOAD)
+def test_mixed_precision_keeps_fp32_shards_of_bf16_parameters(kind):
+    stream = loaded(8)
     gradient = stream.birth(8, "gradients", BACKWARD)
     stream.birth(8, "optimizer_state", OPTIMIZER)
     stream.death(gradient, OPTIMIZER)
     weight = Weight(storage=0, shape=(4,), element_bytes=2, layer=None, trainable=True)
-    precision = Precision(shard_bytes=4, gathered_bytes=2)
-    rank = shard(stream, [weight], Sharding(world_size=2, kind=kind, precision=precision)).stream
+    rank = cut(stream, [weight], kind=kind, precision=Precision(shard_bytes=4, gathered_bytes=2))
     assert (at_end(rank)["weights"], at_end(rank)["optimizer_state"]) == (2 * 4, 2 * 4)
     assert peak(rank, "weights", "backward") == 2 * 4 + 4 * 2
     assert peak(rank, "gradients", "optimizer") == 2 * 4
 
 
 @pytest.mark.parametrize("kind", ["fsdp2", "fsdp1"])
-def test_offloaded_parameters_leave_only_what_is_gathered_on_the_device(kind: Any) -> None:
+def test_offloaded_parameters_leave_only_what_is_gathered_on_the_device(kind):
     rank = cut(kind=kind, offload="weights")
     assert at_end(rank) == {}
     assert peak(rank, "weights", "forward") == EMBEDDING + MATRIX
@@ -195,7 +181,7 @@ def test_offloaded_parameters_leave_only_what_is_gathered_on_the_device(kind: An
     assert not any(place.phase == "optimizer" and storage >= 0 for storage, place in events)
 
 
-def test_an_offloaded_optimizer_leaves_weights_and_gradients() -> None:
+def test_an_offloaded_optimizer_leaves_weights_and_gradients():
     rank = cut(offload="optimizer")
     assert at_end(rank) == {"weights": WHOLE // 2}
     assert peak(rank, "gradients", "backward") == EMBEDDING + 2 * MATRIX // 2 + MATRIX
@@ -203,65 +189,40 @@ def test_an_offloaded_optimizer_leaves_weights_and_gradients() -> None:
     assert at_end(alone) == {"weights": WHOLE}
     assert peak(alone, "gradients", "backward") == WHOLE
     plain = step()
-    assert shard(plain, weights(), Sharding(world_size=1, kind="whole")).stream is plain
+    assert cut(plain, world_size=1, kind="whole") is plain
 
 
-def test_what_is_no_parameter_or_not_cut_is_whole_on_every_rank() -> None:
-    stream = EventStream()
-    stream.birth(100, "weights", LOAD)
-    assert at_end(shard(stream, [], Sharding(world_size=4)).stream) == {"weights": 100}
-
+def test_what_is_no_parameter_or_not_cut_is_whole_on_every_rank():
+    assert at_end(cut(loaded(100), [])) == {"weights": 100}
     root, *layers = weights()
-    rank = shard(step(), [root], Sharding(world_size=2, kind="fsdp1")).stream
+    rank = cut(found=[root], kind="fsdp1")
     assert peak(rank, "gradients", "backward") == WHOLE + EMBEDDING // 2
     assert at_end(rank)["weights"] == EMBEDDING // 2 + sum(4 * layer.elements for layer in layers)
 
 
-def test_later_micro_batches_add_to_the_shards_that_are_there() -> None:
-    stream = EventStream()
-    stream.birth(MATRIX, "weights", Place("load", 0))
-    weight = Weight(storage=0, shape=(20, 10), element_bytes=4, layer=0, trainable=True)
-    first = stream.birth(MATRIX, "gradients", Place("backward", 0))
-    stream.mark("next")
-    stream.birth(HIDDEN, "temporary", Place("forward", 0))
-    second = stream.birth(MATRIX, "temporary", Place("backward", 0))
-    stream.death(second, Place("backward", 0, "", "aten::add_"))
-    stream.mark("update")
-    stream.death(first, OPTIMIZER)
-    rank = shard(stream, [weight], Sharding(world_size=2)).stream
-    assert [now["gradients"] for place, now in live(rank) if place.operator == "fsdp::accumulate"] == [MATRIX // 2]
-    assert peak(rank, "gradients", "backward") == MATRIX  # two shards, before they are added
-    assert at_end(rank) == {"weights": MATRIX // 2, "temporary": HIDDEN}
-
-
-def test_hooks_of_fsdp1_keep_inputs_of_frozen_units_and_their_gradients() -> None:
-    def frozen(**settings: Any) -> EventStream:
-        sharding = Sharding(world_size=2, kind="fsdp1", **settings)
-        return shard(step(trainable=False), weights(trainable=False), sharding).stream
-
-    def in_layer_0(stream: EventStream) -> dict[Category, int]:
+def test_hooks_of_fsdp1_keep_inputs_of_frozen_units_and_their_gradients():
+    def in_layer_0(stream):
         return [now for place, now in live(stream) if place == Place("backward", 0)][-1]
 
-    kept, plain = frozen(reentrant_checkpoints=True), frozen(prefetch=False)
+    frozen = (step(trainable=False), weights(trainable=False))
+    kept, plain = (cut(*frozen, kind="fsdp1", reentrant_checkpoints=each, prefetch=False) for each in (True, False))
     # inputs of three layers in place of none; one gradient more: those that layers 2 and 1 gave, and layer 0's own
     assert in_layer_0(kept)["activations"] - in_layer_0(plain)["activations"] == LAYERS * HIDDEN
     assert in_layer_0(kept)["temporary"] - in_layer_0(plain)["temporary"] == (LAYERS - 1) * HIDDEN
     assert at_end(kept) == at_end(plain)
 
 
-def test_adapters_are_units_of_their_own_in_fsdp1() -> None:
-    stream = EventStream()
-    stream.birth(80, "weights", Place("load", 0))
-    stream.birth(12, "weights", Place("load", 0))
+def test_adapters_are_units_of_their_own_in_fsdp1():
+    stream = loaded(80, 12)
     stream.birth(4, "temporary", Place("forward", 0))
     base = Weight(storage=0, shape=(40,), element_bytes=2, layer=0, trainable=False)
     adapter = Weight(storage=1, shape=(3,), element_bytes=4, layer=0, trainable=True)
-    rank = shard(stream, [base, adapter], Sharding(world_size=2, kind="fsdp1")).stream
+    rank = cut(stream, [base, adapter], kind="fsdp1")
     assert at_end(rank)["weights"] == 40 + 8  # half of 40 × 2, half of 3 × 4 rounded up to 2 elements
     assert peak(rank, "weights", "forward") == 40 + 8 + 80 + 16
 
 
-def test_with_adapters_fsdp1_gathers_a_layer_when_the_one_after_it_is_nearly_over() -> None:
+def test_with_adapters_fsdp1_gathers_a_layer_when_the_one_after_it_is_nearly_over():
     """A step of two layers, each with two adapters, up to the backward pass of layer 0."""
     stream = EventStream()
     found = []
@@ -275,8 +236,8 @@ def test_with_adapters_fsdp1_gathers_a_layer_when_the_one_after_it_is_nearly_ove
         for name in ("first", "second", "second", "first", "base"):  # recomputed, then the gradients
             stream.birth(HIDDEN, "temporary", Place("backward", layer, name))
 
-    def backward(**settings: Any) -> list[tuple[Place, int]]:
-        rank = shard(stream, found, Sharding(world_size=2, kind="fsdp1", **settings)).stream
+    def backward(**settings):
+        rank = cut(stream, found, kind="fsdp1", **settings)
         events = zip(rank.storages, rank.places, strict=True)
         return [(place, rank.sizes[each]) for each, place in events if each >= 0 and place.phase == "backward"]
 
@@ -303,19 +264,19 @@ STEPS = 3  # the least of them counts: gloo's own threads let go of a buffer a m
 class Layer(nn.Module):
     """A residual MLP with a bias."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
         self.down = nn.Linear(4 * WIDTH, WIDTH)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden):
         return hidden + self.down(F.silu(self.up(hidden)))
 
 
 class Model(nn.Module):
     """An embedding, four layers, a head, a loss."""
 
-    def __init__(self, *, checkpointed: bool, frozen: bool) -> None:
+    def __init__(self, *, checkpointed, frozen):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.layers = nn.ModuleList(Layer() for _ in range(4))
@@ -325,7 +286,7 @@ class Model(nn.Module):
             for name, parameter in self.named_parameters():
                 parameter.requires_grad_(name.endswith("bias"))
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         hidden = self.embedding(tokens)
         for layer in self.layers:
             hidden = checkpoint(layer, hidden, use_reentrant=False) if self._checkpointed else layer(hidden)
@@ -335,14 +296,14 @@ class Model(nn.Module):
 class LiveBytes(TorchDispatchMode):
     """The most bytes that plain storages had after any operator, by phase; freed and resized ones included."""
 
-    def __init__(self, parameters: list[Tensor]) -> None:
+    def __init__(self, parameters):
         super().__init__()
-        self.peaks: dict[str, int] = {}
+        self.peaks = {}
         self.phase = "forward"
-        self._storages: dict[int, weakref.ref[Any]] = {}
+        self._storages = {}
         self._see(parameters)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         self._see(args, kwargs, out)
         storages = [storage for reference in self._storages.values() if (storage := reference()) is not None]
@@ -350,22 +311,22 @@ class LiveBytes(TorchDispatchMode):
         self.peaks[self.phase] = max(now, self.peaks.get(self.phase, 0))
         return out
 
-    def _see(self, *values: Any) -> None:
+    def _see(self, *values):
         for each in tree_leaves(values):
             if type(each) in (Tensor, nn.Parameter):
                 storage = each.untyped_storage()
                 self._storages[storage._cdata] = weakref.ref(storage)
 
 
-def measure(case: dict[str, Any]) -> dict[str, int]:
+def measure(checkpointed, frozen, micro_batches):
     """On each rank: peaks of the last micro-batch's passes, and bytes of what is there after the optimizer."""
-    model = Model(checkpointed=case["checkpointed"], frozen=case["frozen"])
+    model = Model(checkpointed=checkpointed, frozen=frozen)
     for layer in model.layers:
         fully_shard(layer)
     fully_shard(model)
     model(torch.zeros(TOKENS, dtype=torch.long)).backward()  # the first step also sets up
     parameters = list(model.parameters())
-    steps = [_peaks_of_step(model, parameters, case["micro_batches"]) for _ in range(STEPS)]
+    steps = [_peaks_of_step(model, parameters, micro_batches) for _ in range(STEPS)]
     peaks = {phase: min(step[phase] for step in steps) for phase in steps[0]}
     optimizer = torch.optim.AdamW([parameter for parameter in parameters if parameter.requires_grad])
     optimizer.step()
@@ -375,7 +336,7 @@ def measure(case: dict[str, Any]) -> dict[str, int]:
     return {**peaks, **{category: _storage_bytes(tensors) for category, tensors in held.items()}}
 
 
-def _peaks_of_step(model: Model, parameters: list[nn.Parameter], micro_batches: int) -> dict[str, int]:
+def _peaks_of_step(model, parameters, micro_batches):
     model.zero_grad()
     for _ in range(micro_batches - 1):
         model(torch.zeros(TOKENS, dtype=torch.long)).backward()
@@ -388,17 +349,17 @@ def _peaks_of_step(model: Model, parameters: list[nn.Parameter], micro_batches: 
     return live_bytes.peaks
 
 
-def _storage_bytes(tensors: list[Any]) -> int:
+def _storage_bytes(tensors):
     storages = {storage.data_ptr(): storage.nbytes() for storage in (_local(t).untyped_storage() for t in tensors)}
     return sum(storages.values())
 
 
-def _local(tensor: Tensor) -> Tensor:
+def _local(tensor):
     assert isinstance(tensor, DTensor)
     return tensor.to_local()
 
 
-def predict(*, checkpointed: bool, frozen: bool, micro_batches: int) -> dict[str, int]:
+def predict(checkpointed, frozen, micro_batches):
     """The same from a recording of one process, without ranks."""
     recorder = Recorder()
     with FakeTensorMode() as mode:
@@ -414,13 +375,16 @@ def predict(*, checkpointed: bool, frozen: bool, micro_batches: int) -> dict[str
             recorder.phase = "backward"
             loss.backward()
             del loss
-            found = [_weight(recorder, name, parameter) for name, parameter in model.named_parameters()]
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    recorder.categorize(parameter.grad, "gradients")
     stream = recorder.close()
+    found = weights_of(recorder, model, depth_of([0] * 4), "layers", Expansion(stream, None))
     for _ in range(2):
         for weight in found:
             if weight.trainable:
                 stream.birth(4 * weight.elements, "optimizer_state", Place("optimizer"))
-    rank = shard(stream, found, Sharding(world_size=WORLD_SIZE)).stream
+    rank = cut(stream, found)
     figures, last = {"forward": 0, "backward": 0}, rank.marks[-1][0]
     for position, (place, now) in enumerate(live(rank)):
         if place.phase in figures and position >= last:
@@ -428,26 +392,11 @@ def predict(*, checkpointed: bool, frozen: bool, micro_batches: int) -> dict[str
     return {**figures, **{category: now[category] for category in ("weights", "gradients", "optimizer_state")}}
 
 
-def _weight(recorder: Recorder, name: str, parameter: nn.Parameter) -> Weight:
-    if parameter.grad is not None:
-        recorder.categorize(parameter.grad, "gradients")
-    storage = recorder.number_of(parameter)
-    assert storage is not None
-    layer = int(name.split(".")[1]) if name.startswith("layers.") else None
-    shape, trainable = tuple(parameter.shape), parameter.requires_grad
-    return Weight(storage=storage, shape=shape, element_bytes=4, layer=layer, trainable=trainable)
-
-
-CASES = [
-    {"checkpointed": False, "frozen": False, "micro_batches": 1},
-    {"checkpointed": True, "frozen": False, "micro_batches": 1},
-    {"checkpointed": True, "frozen": True, "micro_batches": 1},
-    {"checkpointed": True, "frozen": False, "micro_batches": 2},
-]
+CASES = [(False, False, 1), (True, False, 1), (True, True, 1), (True, False, 2)]  # checkpointed, frozen, micro-batches
 
 
 @contextmanager
-def _group(folder: str, rank: int) -> Iterator[None]:
+def _group(folder, rank):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD_SIZE)
     try:
         yield
@@ -455,23 +404,23 @@ def _group(folder: str, rank: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _other_rank(folder: str) -> None:
+def _other_rank(folder):
     with _group(folder, 1):
         for case in CASES:
-            measure(case)
+            measure(*case)
 
 
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_a_rank_holds_what_is_predicted_to_the_byte(tmp_path: Path) -> None:
+def test_a_rank_holds_what_is_predicted_to_the_byte(tmp_path):
     other = mp.get_context("spawn").Process(target=_other_rank, args=(str(tmp_path),))
     other.start()
     with _group(str(tmp_path), 0):
-        measured = [measure(case) for case in CASES]
+        measured = [measure(*case) for case in CASES]
     other.join()
     assert other.exitcode == 0
     for case, figures in zip(CASES, measured, strict=True):
-        assert predict(**case) == figures, case
+        assert predict(*case) == figures, case
 
 
 # `predict_memory` over several GPUs, and with what is offloaded to the CPU
@@ -482,7 +431,7 @@ PARAMETERS = 4 * LAYER_PARAMETERS + 2 * 4096 * 512 + 512
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     """A config.json and no weights."""
     folder = tmp_path_factory.mktemp("config")
     LlamaConfig(
@@ -491,7 +440,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def predicted(base: Path, **options: Any) -> MemoryPrediction:
+def predicted(base, **options):
     config = {
         "base_model": str(base),
         "prompt": {"template": "{question}"},
@@ -502,7 +451,7 @@ def predicted(base: Path, **options: Any) -> MemoryPrediction:
     return brim.predict_memory(config, batch_size=1, sequence_length=64, device="a100-80gb", **options)
 
 
-def test_a_rank_ends_a_step_with_its_part_and_what_is_on_the_cpu_takes_nothing_on_the_gpu(base: Path) -> None:
+def test_a_rank_ends_a_step_with_its_part_and_what_is_on_the_cpu_takes_nothing_on_the_gpu(base):
     alone = predicted(base)
     assert not any(choice.startswith(("sharding", "offload")) for choice in alone.choices)
 
@@ -527,6 +476,6 @@ def test_a_rank_ends_a_step_with_its_part_and_what_is_on_the_cpu_takes_nothing_o
     ("options", "message"),
     [({"offload": "params"}, "offload is 'params'"), ({"world_size": 0}, "world_size is 0")],
 )
-def test_what_is_no_choice_is_said(base: Path, options: dict[str, Any], message: str) -> None:
+def test_what_is_no_choice_is_said(base, options, message):
     with pytest.raises(InputError, match=message):
         predicted(base, **options)

@@ -111,6 +111,36 @@ def stream_of(
         return static_stream(workload.generation(), rows, tokens, new_tokens=config["generation"]["max_new_tokens"])[0]
 
 
+def log(stream: EventStream) -> list[int]:
+    """+bytes or -bytes of each event."""
+    return [stream.sizes[storage] if storage >= 0 else -stream.sizes[~storage] for storage in stream.storages]
+
+
+def alive(stream: EventStream, at: str | int | None = None) -> set[int]:
+    """Storages that are alive when a mark or a position is reached; at the end if there is none."""
+    end = at if isinstance(at, int) else {name: position for position, name in stream.marks}.get(at)
+    living: set[int] = set()
+    for storage in stream.storages[:end]:
+        if storage >= 0:
+            living.add(storage)
+        else:
+            living.remove(~storage)
+    return living
+
+
+def gradient_functions(tensor: torch.Tensor) -> list[str]:
+    """The names of the autograd graph's nodes, from an output on."""
+    seen: set[Any] = set()
+    names, waiting = [], [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop(0)
+        if node is not None and node not in seen:
+            seen.add(node)
+            names.append(node.name())
+            waiting += [following for following, _ in node.next_functions]
+    return names
+
+
 def events(stream: EventStream) -> list[tuple[Any, ...]]:
     """Every event with all that is known of it: the storage's number, size and category, and the place.
 
