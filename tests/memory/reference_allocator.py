@@ -1,6 +1,6 @@
-"""A second implementation of the allocator's rules, slow and plain: linked blocks, every search a scan.
+"""A second implementation of the allocator's rules, slow and plain: lists of blocks, every search a scan.
 
-It follows the structure of c10/cuda/CUDACachingAllocator.cpp (blocks with neighbours, sets of free blocks), where the
+It follows the structure of c10/cuda/CUDACachingAllocator.cpp (blocks with neighbours, free ones by pool), where the
 simulation under test has boundary tags and sorted keys. Tests compare the two over random sequences.
 """
 
@@ -12,15 +12,26 @@ class OutOfMemory(Exception):
 
 
 class Block:
-    def __init__(self, address, size, pool, *, grows=None):
-        self.address, self.size, self.pool, self.grows = address, size, pool, grows
+    def __init__(self, address, size, pool, *, segment=None, grows=None, mapped=True):
+        self.address, self.size, self.pool, self.grows, self.mapped = address, size, pool, grows, mapped
+        self.segment = [self] if segment is None else segment  # its blocks, in the order of their addresses
         self.used = False
-        self.mapped = True
-        self.before = self.after = None
         self.born = 0
 
     def is_part(self):
-        return self.before is not None or self.after is not None
+        return len(self.segment) > 1
+
+    def after(self):
+        return next(iter(self.segment[self.segment.index(self) + 1 :]), None)
+
+    def split(self, size):
+        """Keep the first `size` bytes, and return a block of the others."""
+        rest = Block(
+            self.address + size, self.size - size, self.pool, segment=self.segment, grows=self.grows, mapped=self.mapped
+        )
+        self.segment.insert(self.segment.index(self) + 1, rest)
+        self.size = size
+        return rest
 
 
 class Pool:
@@ -62,12 +73,7 @@ class ReferenceAllocator:
             if block is None:
                 raise OutOfMemory
         if self.splits(block, size):
-            rest = Block(block.address + size, block.size - size, pool, grows=block.grows)
-            rest.before, rest.after = block, block.after
-            if rest.after is not None:
-                rest.after.before = rest
-            block.after, block.size = rest, size
-            self.cache(rest)
+            self.cache(block.split(size))
         block.used = True
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
@@ -109,7 +115,8 @@ class ReferenceAllocator:
 
     @staticmethod
     def reach(block):
-        return block.size + (block.after.size if block.after is not None and not block.after.mapped else 0)
+        after = block.after()
+        return block.size + (after.size if after is not None and not after.mapped else 0)
 
     def fresh_block(self, pool, size):
         wanted = 2 * MIB if size <= MIB else self.large if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
@@ -136,7 +143,7 @@ class ReferenceAllocator:
         if not block.mapped and not self.map(block, min(block.size, size)):
             return None
         while block.size < size:
-            hole = block.after
+            hole = block.after()
             if not self.map(hole, min(size - block.size, hole.size)):
                 return None
             block = hole
@@ -145,16 +152,18 @@ class ReferenceAllocator:
 
     def room(self, pool, size):
         for hole in sorted(pool.unmapped, key=lambda b: b.address):
-            start = hole.before if hole.before is not None and not hole.before.used else hole
-            total, block = 0, start
-            while total < size and block is not None and not block.used:
-                total, block = total + block.size, block.after
+            at = hole.segment.index(hole)
+            start = at - 1 if at and not hole.segment[at - 1].used else at
+            total = 0
+            for block in hole.segment[start:]:
+                if total >= size or block.used:
+                    break
+                total += block.size
             if total >= size:
-                return start
+                return hole.segment[start]
         page = 2 * MIB if pool.small else self.large
         space = -(-(self.capacity * 9 // 8 if self.capacity else 2**50) // page) * page
-        hole = Block(self.next, space, pool, grows=(self.next, page))
-        hole.mapped = False
+        hole = Block(self.next, space, pool, grows=(self.next, page), mapped=False)
         self.next += space + 4 * MIB
         pool.unmapped.append(hole)
         return hole
@@ -165,15 +174,9 @@ class ReferenceAllocator:
         if self.capacity is not None and self.reserved + pages * page > self.capacity:
             return False
         hole.pool.unmapped.remove(hole)
-        hole.mapped = True
         if pages * page < hole.size:
-            rest = Block(hole.address + pages * page, hole.size - pages * page, hole.pool, grows=hole.grows)
-            rest.mapped = False
-            rest.before, rest.after = hole, hole.after
-            if rest.after is not None:
-                rest.after.before = rest
-            hole.after, hole.size = rest, pages * page
-            hole.pool.unmapped.append(rest)
+            hole.pool.unmapped.append(hole.split(pages * page))
+        hole.mapped = True
         self.join(hole)
         self.cache(hole)
         self.reserve(pages * page)
@@ -185,26 +188,17 @@ class ReferenceAllocator:
         last = base + (block.address + block.size - base) // page * page
         if first >= last:
             return
-        pool = block.pool
-        pool.cached.remove(block)
-        for address, size in ((block.address, first - block.address), (last, block.address + block.size - last)):
-            if not size:
-                continue
-            piece = Block(address, size, pool, grows=block.grows)
-            if address < first:
-                piece.before, piece.after, block.before = block.before, block, piece
-                if piece.before is not None:
-                    piece.before.after = piece
-            else:
-                piece.before, piece.after, block.after = block, block.after, piece
-                if piece.after is not None:
-                    piece.after.before = piece
-            self.cache(piece)
-        block.address, block.size, block.mapped = first, last - first, False
-        self.reserved -= last - first
+        block.pool.cached.remove(block)
+        if last < block.address + block.size:
+            self.cache(block.split(last - block.address))
+        if block.address < first:
+            self.cache(block)
+            block = block.split(first - block.address)
+        block.mapped = False
+        self.reserved -= block.size
         self.join(block)
         if block.is_part():
-            pool.unmapped.append(block)
+            block.pool.unmapped.append(block)
 
     # giving back
 
@@ -261,16 +255,9 @@ class ReferenceAllocator:
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
     def join(self, block):
-        for other in (block.before, block.after):
-            if other is None or other.used or other.mapped != block.mapped:
-                continue
-            (block.pool.cached if other.mapped else block.pool.unmapped).remove(other)
-            block.size += other.size
-            if other is block.before:
-                block.address, block.before = other.address, other.before
-                if block.before is not None:
-                    block.before.after = block
-            else:
-                block.after = other.after
-                if block.after is not None:
-                    block.after.before = block
+        at = block.segment.index(block)
+        for other in (*block.segment[max(at - 1, 0) : at], *block.segment[at + 1 : at + 2]):
+            if not other.used and other.mapped == block.mapped:
+                (block.pool.cached if other.mapped else block.pool.unmapped).remove(other)
+                block.segment.remove(other)
+                block.address, block.size = min(block.address, other.address), block.size + other.size

@@ -8,6 +8,7 @@ from pathlib import Path
 import peft
 import pytest
 import torch
+from tests.memory.tiny_architectures import GPT, SMALL
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from brim.config import load_config
@@ -31,17 +32,6 @@ N = 6_738_415_616  # parameters of Llama 2 7B
 
 # Parameters counted from config.json, against the models that transformers builds.
 
-SMALL = {
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 101,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
-GPT = {"n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 101, "n_positions": 64}
 HEADS = {**SMALL, "head_dim": 16}
 FAMILIES = [
     ("llama", SMALL),
@@ -124,9 +114,9 @@ def test_what_a_config_json_may_say():
 # The rule of what a layer keeps, against what autograd saves of real models.
 
 ROWS, TOKENS = 2, 32
-WIDE = {**SMALL, "hidden_size": 64, "intermediate_size": 176, "max_position_embeddings": 128}
+WIDE = {**SMALL, "hidden_size": 64, "intermediate_size": 176}
 WIDE |= {"residual_dropout": 0, "embedding_dropout": 0}
-WIDE_GPT2 = {**GPT, "n_embd": 64, "n_positions": 128, "bos_token_id": 0, "eos_token_id": 0}
+WIDE_GPT2 = {**GPT, "n_embd": 64}
 WIDE_GPT2 |= {"resid_pdrop": 0, "attn_pdrop": 0, "embd_pdrop": 0}
 ADAPTER = LoraConfig(type="lora", r=8, target_modules=("q_proj", "up_proj", "down_proj"), dropout=0)
 

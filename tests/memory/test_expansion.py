@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, strategies as st
-from tests.memory.tiny_architectures import FAMILIES, UNTRACEABLE, write_folder
-from tests.memory.traced import events, recorded_layers, stream_of, training, workload_of
+from tests.memory.tiny_architectures import DBRX, FAMILIES, write_folder
+from tests.memory.traced import alive, events, log, recorded_layers, stream_of, training, workload_of
 
-import brim.memory.generation.streams as generation
 import brim.memory.generation.streams as streams
 from brim import predict_memory
 from brim.errors import ModelError
@@ -129,17 +130,13 @@ class Step:
         return stream
 
 
-def all_of(stream):
-    return (stream.sizes, stream.categories, stream.storages, stream.places, stream.marks)
-
-
 @pytest.mark.parametrize("kinds", ["m" * 4, "m" * 5, "m" * 9, "m" * 32, "ddmmmmmmm"])
 def test_a_recorded_step_becomes_the_full_one(kinds):
     """Neighbours of another kind number their births otherwise; nothing is expanded where all were recorded."""
     depth, dense = depth_of(list(kinds)), kinds.count("d")
     expansion = expand(Step(depth.num_recorded, dense=dense).run(), depth, layers_path=PATH)
     full = Step(len(kinds), dense=dense).run()
-    assert all_of(expansion.stream) == all_of(expand(full, depth.whole(), layers_path=PATH).stream)
+    assert expansion.stream == expand(full, depth.whole(), layers_path=PATH).stream
     if depth.num_recorded == len(kinds):
         assert expansion.number(3, 3) == 3
 
@@ -277,14 +274,10 @@ def test_beams_reorder_the_cache_outside_the_layers_so_all_are_recorded(llama):
     with recorded_layers() as layers:
         stream = stream_of(untrained(llama, 3, num_beams=3), "generate")
     assert layers == [4, LAYERS]
-    reordered = [
-        stream.categories[storage]
-        for storage, place in zip(stream.storages, stream.places, strict=True)
-        if storage >= 0 and place.operator == "aten::index_select"
-    ]
-    assert (
-        reordered == ["kv_cache"] * 2 * 2 * LAYERS
-    )  # keys and values of all layers, after the first and the second token
+    births = zip(stream.storages, stream.places, strict=True)
+    reordered = [storage for storage, place in births if storage >= 0 and place.operator == "aten::index_select"]
+    # Keys and values of all layers, after the first and the second token.
+    assert [stream.categories[storage] for storage in reordered] == ["kv_cache"] * 2 * 2 * LAYERS
 
 
 # Of the patterns in which layers differ one architecture each, with the number of layers that is recorded.
@@ -311,7 +304,7 @@ def test_every_architecture_can_be_traced(family, tmp_path):
 
 
 def test_what_asks_for_values_is_refused_by_name(tmp_path):
-    config = untrained(write_folder(tmp_path / "dbrx", "dbrx", **UNTRACEABLE["dbrx"]))
+    config = untrained(write_folder(tmp_path / "dbrx", "dbrx", **DBRX))
     message = r"the architecture 'dbrx' cannot be traced: DynamicOutputShapeException: aten.nonzero"
     with pytest.raises(ModelError, match=message):
         predict_memory(config, batch_size=1, sequence_length=4, phase="evaluate", device="t4")
@@ -330,7 +323,7 @@ def composed(config, new_tokens):
 def traced(config, new_tokens, monkeypatch):
     """Every token traced."""
     with monkeypatch.context() as patches:
-        patches.setattr(generation, "TRACED_TOKENS", new_tokens)
+        patches.setattr(streams, "TRACED_TOKENS", new_tokens)
         recording = record(workload_of(config, "generate").generation(), rows=ROWS, tokens=TOKENS)
     parts = ["load", "prefill", *(f"decode {step}" for step in range(1, new_tokens))]
     assert list(recording.parts)[: len(parts)] == parts
@@ -338,30 +331,20 @@ def traced(config, new_tokens, monkeypatch):
 
 
 def steps(stream):
-    """The events of each part: sizes, operators and whether it is a birth."""
-    ends = [position for position, _ in stream.marks[1:]]
-    found = {}
-    for (start, label), end in zip(stream.marks, ends, strict=False):
-        found[label] = [
-            (storage >= 0, stream.sizes[storage if storage >= 0 else ~storage], place)
-            for storage, place in zip(stream.storages[start:end], stream.places[start:end], strict=True)
-        ]
-    return found
+    """The events of each part: bytes, negative at a death, and places."""
+    events = list(zip(log(stream), stream.places, strict=True))
+    return {label: events[start:end] for (start, label), (end, _) in pairwise(stream.marks)}
 
 
 def without_padding(events):
     """Without masks that are padded to a multiple of 8 tokens: between the traced lengths these lie on a line, too."""
-    return [each for each in events if each[1] >= 256]  # keys and values of 8 tokens have 512 bytes
+    return [each for each in events if abs(each[0]) >= 256]  # keys and values of 8 tokens have 512 bytes
 
 
 def cache_bytes(stream):
     """Live bytes of the cache at each mark."""
-    live, by_mark, marks = 0, [], [position for position, _ in stream.marks]
-    for position, storage in enumerate([*stream.storages, None]):
-        by_mark += [live] * marks.count(position)
-        if storage is not None and stream.categories[storage if storage >= 0 else ~storage] == "kv_cache":
-            live += stream.sizes[storage] if storage >= 0 else -stream.sizes[~storage]
-    return by_mark
+    living = [alive(stream, position) for position, _ in stream.marks]
+    return [sum(stream.sizes[each] for each in found if stream.categories[each] == "kv_cache") for found in living]
 
 
 @pytest.mark.parametrize("new_tokens", [1, 2, 3, 4, 5])

@@ -32,12 +32,9 @@ LATENT = {  # attention of DeepSeek
 }  # fmt: skip
 DEEPSEEK = {**SMALL, **LATENT, "num_key_value_heads": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
 GATED_DELTA = {
-    "head_dim": 8,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
+    "head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
-}
+}  # fmt: skip
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}
 HYBRID = ["mamba", "mamba", "mamba", "attention"] * 4 + ["mamba"] * 2
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -118,17 +115,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-UNTRACEABLE: dict[str, dict[str, Any]] = {  # shapes that depend on values
-    "dbrx": {
-        "vocab_size": 120,
-        "d_model": 32,
-        "n_heads": 4,
-        "n_layers": 9,
-        "max_seq_len": 64,
-        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
-        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
-    },
-}
+DBRX = {  # its shapes depend on values
+    "vocab_size": 120, "d_model": 32, "n_heads": 4, "n_layers": 9, "max_seq_len": 64,
+    "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+}  # fmt: skip
 
 
 def write_folder(folder: Path, family: str, **changes: object) -> Path:
