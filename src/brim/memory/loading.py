@@ -116,12 +116,9 @@ def _stacked_experts(model: PreTrainedModel) -> dict[str, int]:
 
 
 def _stacks(path: str, tensor: Tensor, stacked: Mapping[str, int]) -> tuple[int, int] | None:
-    if tensor.ndim != _EXPERTS_NDIM:
-        return None
-    for target, projections in stacked.items():
-        if path.endswith(target):
-            return tensor.shape[0], projections
-    return None
+    found = (projections for target, projections in stacked.items() if path.endswith(target))
+    projections = next(found, None) if tensor.ndim == _EXPERTS_NDIM else None
+    return None if projections is None else (tensor.shape[0], projections)
 
 
 def with_loading(

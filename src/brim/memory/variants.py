@@ -192,17 +192,6 @@ def _has_bf16(device: str) -> bool:
         return True
 
 
-_SMALL_STATES = {"adam": "adam_8bit", "adamw": "adamw_8bit"}
-
-
-_MOVED_STATES = {
-    "adam": "paged_adam_8bit",
-    "adamw": "paged_adamw_8bit",
-    "adam_8bit": "paged_adam_8bit",
-    "adamw_8bit": "paged_adamw_8bit",
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Help:
     """Hold one change to the configuration that would help."""
@@ -265,14 +254,11 @@ def _changes(config: Config) -> Iterator[tuple[str, str, Config]]:
     if config.quantization is None or config.quantization.bits == 8:
         also = "" if config.adapter is not None else ", with adapter: {type: lora}"
         yield "4-bit weights", f"quantization: {{bits: 4}}{also}", kinds["4-bit + LoRA"].config
-    kind = trainer.optimizer.type
-    for label, kinds_of in (
-        ("8-bit optimizer states", _SMALL_STATES),
-        ("optimizer states beside the GPU", _MOVED_STATES),
-    ):
-        if kind in kinds_of:
-            fix = f"trainer.optimizer.type: {kinds_of[kind]}"
-            yield label, fix, _with_optimizer(config, kinds_of[kind])
+    kind = trainer.optimizer.type.removesuffix("_8bit")
+    if kind in ("adam", "adamw"):
+        if trainer.optimizer.type == kind:
+            yield "8-bit optimizer states", *_with_optimizer(config, f"{kind}_8bit")
+        yield "optimizer states beside the GPU", *_with_optimizer(config, f"paged_{kind}_8bit")
 
 
 def _at_its_least(config: Config) -> Config:
@@ -283,10 +269,10 @@ def _at_its_least(config: Config) -> Config:
     return config
 
 
-def _with_optimizer(config: Config, kind: str) -> Config:
+def _with_optimizer(config: Config, kind: str) -> tuple[str, Config]:
     given = config.model_dump(exclude_unset=True)
     given["trainer"] = {**given["trainer"], "optimizer": {"type": kind}}
-    return Config.model_validate(given)
+    return f"trainer.optimizer.type: {kind}", Config.model_validate(given)
 
 
 def _trainer(config: Config, **update: Any) -> Config:

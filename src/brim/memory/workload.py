@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import Parameter, functional
 from torch.optim import Optimizer
 
@@ -316,9 +317,7 @@ def full_batch(rows: int, tokens: int) -> Batch:
     """Return rows without padding, with all tokens but the first supervised: the most that this shape can take."""
     positions = rows * (tokens - 1)
 
-    def numbers(*shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.int64)
-
+    numbers = partial(torch.zeros, dtype=torch.int64)
     return Batch(
         input_ids=numbers(rows, tokens),
         targets=numbers(positions),

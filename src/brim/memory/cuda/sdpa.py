@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -40,20 +40,12 @@ def sdpa(
     """Stand in for PyTorch's function, whose arguments follow the first."""
     query, key, value, *masks = _lowered(query, key, value, *([] if attn_mask is None else [attn_mask]))
     attn_mask = masks[0] if masks else None
-    call = attention_of(query, key, value, attn_mask, is_causal=is_causal, dropout=dropout_p, enable_gqa=enable_gqa)
+    options: dict[str, Any] = {"is_causal": is_causal, "dropout": dropout_p, "enable_gqa": enable_gqa}
+    call = attention_of(query, key, value, attn_mask, **options)
     kernel = choose(call, target)
     with torch.autocast(query.device.type, enabled=False):
         if kernel == "math":
-            return math_attention(
-                query,
-                key,
-                value,
-                attn_mask,
-                dropout=dropout_p,
-                is_causal=is_causal,
-                scale=scale,
-                enable_gqa=enable_gqa,
-            )
+            return math_attention(query, key, value, attn_mask, scale=scale, **options)
         mask = None if attn_mask is None else additive(attn_mask, query.dtype)
         if kernel == "flash":
             return _flash(query, key, value, dropout_p, target)

@@ -65,9 +65,10 @@ def _record(workload: Workload, recording: Recording, depth: Depth) -> Optimizer
             recorder.stream.mark(part)
             workload.training.update(weights, optimizer)
             recorder.stream.mark("over")  # the gradients that follow are the next update's
-        for state in _states(optimizer):
-            recorder.categorize(state, "optimizer_state")
-    stream = _without(recorder.close(), _on_the_cpu(optimizer, recorder) | _paged(optimizer, recorder))
+        for state in (value for values in optimizer.state.values() for value in values.values()):
+            if isinstance(state, Tensor):
+                recorder.categorize(state, "optimizer_state")
+    stream = _without(recorder.close(), _outside_the_allocator(optimizer, recorder))
     expansion = expand(stream, depth, layers_path=recording.layers_path)
     marks = expansion.stream.marks
     return OptimizerRecording(
@@ -184,19 +185,11 @@ def _give_gradients(
     return numbers
 
 
-def _states(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
-
-
-def _on_the_cpu(optimizer: Optimizer, recorder: Recorder) -> set[int]:
-    """Return the step counters, which PyTorch keeps on the CPU."""
-    steps = [state["step"] for state in optimizer.state.values() if isinstance(state.get("step"), torch.Tensor)]
-    return {number for step in steps if (number := recorder.number_of(step)) is not None}
-
-
-def _paged(optimizer: Optimizer, recorder: Recorder) -> set[int]:
-    """Return states in memory that CUDA shares with the machine, which PyTorch's allocator does not know of."""
-    states = optimizer.paged if isinstance(optimizer, StandInOptimizer) else []
+def _outside_the_allocator(optimizer: Optimizer, recorder: Recorder) -> set[int]:
+    """Return step counters, which PyTorch keeps on the CPU, and states in memory that CUDA shares with the machine."""
+    states = [state["step"] for state in optimizer.state.values() if isinstance(state.get("step"), Tensor)]
+    if isinstance(optimizer, StandInOptimizer):
+        states += optimizer.paged
     return {number for state in states if (number := recorder.number_of(state)) is not None}
 
 

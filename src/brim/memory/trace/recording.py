@@ -147,10 +147,20 @@ def _trained_weights(
     for layer in range(depth.num_layers):
         order.extend((position, layer) for position in by_layer.get(depth.template(layer), []))
     order.extend((position, None) for position in outside if position > first)
-    return tuple(
-        _trained(recorder, *learning[position], position=position, layer=layer, path=path, expansion=expansion)
-        for position, layer in order
-    )
+
+    def trained(position: int, layer: int | None) -> TrainedWeight:
+        name, parameter = learning[position]
+        gradient = None if parameter.grad is None else recorder.number_of(parameter.grad)
+        return TrainedWeight(
+            name=name if layer is None else name.replace(f"{path}.{_layer_in(name, path)}.", f"{path}.{layer}.", 1),
+            shape=tuple(parameter.shape),
+            dtype=parameter.dtype,
+            gradient=None if gradient is None else expansion.number(gradient, layer),
+            layer=layer,
+            recorded=position,
+        )
+
+    return tuple(trained(position, layer) for position, layer in order)
 
 
 def _learning_weights(model: nn.Module, path: str) -> tuple[LearningWeight, ...]:
@@ -168,27 +178,6 @@ def _learning_weights(model: nn.Module, path: str) -> tuple[LearningWeight, ...]
 
 def _layer_in(name: str, path: str) -> int | None:
     return int(name[len(path) + 1 :].split(".", 1)[0]) if name.startswith(f"{path}.") else None
-
-
-def _trained(
-    recorder: Recorder,
-    name: str,
-    parameter: nn.Parameter,
-    *,
-    position: int,
-    layer: int | None,
-    path: str,
-    expansion: Expansion,
-) -> TrainedWeight:
-    gradient = None if parameter.grad is None else recorder.number_of(parameter.grad)
-    return TrainedWeight(
-        name=name if layer is None else name.replace(f"{path}.{_layer_in(name, path)}.", f"{path}.{layer}.", 1),
-        shape=tuple(parameter.shape),
-        dtype=parameter.dtype,
-        gradient=None if gradient is None else expansion.number(gradient, layer),
-        layer=layer,
-        recorded=position,
-    )
 
 
 def weights_of(
