@@ -28,19 +28,9 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the resident set's p
 ALL = list(grid())
 
 
-def test_the_grid_has_every_way_of_running_that_is_claimed():
-    assert {case.architecture for case in ALL} == set(ARCHITECTURES)
-    assert {case.method for case in ALL} == {"full", "lora", "lora_attention", "qlora", "none"}
-    assert {case.precision for case in ALL} == {"fp32", "bf16-true", "bf16-mixed", "fp16-mixed"}
-    assert {case.attention for case in ALL} == {"sdpa", "eager"}
-    assert {case.optimizer for case in ALL} == {"adamw", "adafactor", "sgd", "adamw_8bit"}
-    assert {case.checkpointing for case in ALL} == {case.chunked_loss for case in ALL} == {True, False}
-    assert {case.num_micro_batches for case in ALL} == {1, 2}
-    assert len({case.name for case in ALL}) == len(ALL)
-
-
 def test_each_case_is_a_valid_configuration_within_the_context_and_small_ones_keep_its_kind(tmp_path):
     same = ("architecture", "method", "precision", "checkpointing", "num_micro_batches", "num_steps", "records", "does")
+    assert len({case.name for case in ALL}) == len(ALL)
     for case in ALL:
         load_config({"base_model": str(tmp_path), **case.settings()})
         config = ARCHITECTURES[case.architecture]

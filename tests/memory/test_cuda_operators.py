@@ -88,17 +88,6 @@ def test_cross_entropy_is_cast_in_its_parts_and_outside_the_cpu_casts_as_before(
         assert torch.cat([x, x.float()]).dtype == torch.float32
 
 
-@pytest.mark.usefixtures("fake", "autocast")
-def test_only_weights_that_train_are_lowered_once():
-    trained, frozen = torch.empty(8, 8, requires_grad=True), torch.empty(8, 8)
-    inputs = torch.empty(4, 8, dtype=LOW)
-    for weight, copies in ((trained, 1), (frozen, 2)):
-        with Births() as seen:
-            functional.linear(inputs, weight)
-            functional.linear(inputs, weight)
-        assert seen.sizes.count(2 * 8 * 8) == copies
-
-
 # Which gradients are added in place, against what autograd does with tensors that are not fake
 
 WATCHED = {

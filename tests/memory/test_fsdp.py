@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import weakref
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from tests.memory.tiny_architectures import write_folder
+from tests.memory.traced import training
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
@@ -18,10 +21,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaConfig
 
 import brim
-from brim.errors import InputError
 from brim.memory.events import EventStream, Place, Weight, depth_of
 from brim.memory.fsdp import Sharding, shard
 from brim.memory.fsdp.units import Precision
@@ -426,56 +427,29 @@ def test_a_rank_holds_what_is_predicted_to_the_byte(tmp_path):
 # `predict_memory` over several GPUs, and with what is offloaded to the CPU
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 512, "vocab_size": 4096, "intermediate_size": 2048}
+SIZES |= {"num_key_value_heads": 4}
 LAYER_PARAMETERS = 4 * 512**2 + 3 * 512 * 2048 + 2 * 512
 PARAMETERS = 4 * LAYER_PARAMETERS + 2 * 4096 * 512 + 512
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """A config.json and no weights."""
-    folder = tmp_path_factory.mktemp("config")
-    LlamaConfig(
-        architectures=["LlamaForCausalLM"], num_attention_heads=8, max_position_embeddings=512, dtype="float32", **SIZES
-    ).save_pretrained(folder)
-    return folder
-
-
-def predicted(base, **options):
-    config = {
-        "base_model": str(base),
-        "prompt": {"template": "{question}"},
-        "input_features": [{"name": "question", "type": "text"}],
-        "output_features": [{"name": "answer", "type": "text"}],
-        "trainer": {"type": "finetune", "batch_size": 1},
-    }
-    return brim.predict_memory(config, batch_size=1, sequence_length=64, device="a100-80gb", **options)
-
-
-def test_a_rank_ends_a_step_with_its_part_and_what_is_on_the_cpu_takes_nothing_on_the_gpu(base):
-    alone = predicted(base)
+def test_a_rank_ends_a_step_with_its_part_and_what_is_on_the_cpu_takes_nothing_on_the_gpu(tmp_path):
+    config = training(write_folder(tmp_path, "llama", dtype="float32", **SIZES))
+    predicted = partial(brim.predict_memory, config, batch_size=1, sequence_length=64, device="a100-80gb")
+    alone = predicted()
     assert not any(choice.startswith(("sharding", "offload")) for choice in alone.choices)
 
-    rank = predicted(base, world_size=4)
+    rank = predicted(world_size=4)
     gone = alone.end_allocated_bytes - rank.end_allocated_bytes
     assert gone == pytest.approx(3 * 4 * PARAMETERS * 3 / 4, rel=0.001)  # blocks are of 512 bytes
     assert rank.world_size == 4
     assert any(choice.startswith("sharding: over 4 GPUs") for choice in rank.choices)
 
-    without = predicted(base, offload="optimizer")
+    without = predicted(offload="optimizer")
     assert without.by_category["optimizer_state"] == 0
     assert alone.end_allocated_bytes - without.end_allocated_bytes == pytest.approx(2 * 4 * PARAMETERS, rel=0.001)
     assert any(choice.startswith("offload: optimizer") for choice in without.choices)
 
-    by_layers = predicted(base, offload="weights")
+    by_layers = predicted(offload="weights")
     assert by_layers.end_allocated_bytes < 20 * 2**20  # cuBLAS' workspaces
     assert 4 * LAYER_PARAMETERS < by_layers.by_category["weights"] < 4 * PARAMETERS
     assert by_layers.by_category["optimizer_state"] == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"offload": "params"}, "offload is 'params'"), ({"world_size": 0}, "world_size is 0")],
-)
-def test_what_is_no_choice_is_said(base, options, message):
-    with pytest.raises(InputError, match=message):
-        predicted(base, **options)
