@@ -296,7 +296,8 @@ def question(
     """Prepare what `answer` takes; arguments and errors are those of `predict_memory`."""
     sharding = _sharding(world_size, offload)
     rows, tokens, choices = _shape(asked, batch_size, sequence_length)
-    job = Job(rows=rows, tokens=tokens, sharding=sharding, allocator=_allocator_settings(allocator))
+    found = AllocatorSettings.from_environment(os.environ) if allocator is None else AllocatorSettings.parse(allocator)
+    job = Job(rows=rows, tokens=tokens, sharding=sharding, allocator=found)
     return Question(asked=asked, traces=Traces(job), choices=(*choices, *_sharding_choices(sharding)))
 
 
@@ -420,7 +421,3 @@ def _sharding_choices(sharding: Sharding | None) -> tuple[str, ...]:
     if sharding.offload == "weights":
         choices.append("offload: weights (gradients and optimizer, too, are on the CPU; layers are copied to compute)")
     return tuple(choices)
-
-
-def _allocator_settings(text: str | None) -> AllocatorSettings:
-    return AllocatorSettings.from_environment(os.environ) if text is None else AllocatorSettings.parse(text)

@@ -98,7 +98,7 @@ class FlatShards:
         """Drop the whole parameters and shard their gradients. Returns the storages of the shards."""
         if layer not in self._units:
             return list(gradients)
-        trained = [flat for flat in self._units[layer] if flat.trainable] if gradients else []
+        trained = [flat for flat in self._units[layer] if flat.weights[0].trainable] if gradients else []
         whole = list(gradients)
         if any(len(flat.weights) > 1 for flat in trained):  # autograd joins the gradients of the views
             num_bytes = sum(self._bytes(flat, self._world_size) for flat in trained)
@@ -401,7 +401,7 @@ def shard_elements(shape: Sequence[int], world_size: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatParameter:
-    """Hold parameters of equal storage that FSDP1 writes one after the other."""
+    """Hold parameters of equal storage that FSDP1 writes one after the other; all of them are trained, or none."""
 
     weights: tuple[Weight, ...]
 
@@ -412,11 +412,6 @@ class FlatParameter:
             step = max(1, _ALIGNMENT_BYTES // weight.element_bytes)
             elements = -(-elements // step) * step + weight.elements
         return -(-elements // world_size)
-
-    @property
-    def trainable(self) -> bool:
-        """A flat parameter is trained as a whole or not at all."""
-        return self.weights[0].trainable
 
 
 def flat_parameters(weights: Iterable[Weight]) -> list[FlatParameter]:

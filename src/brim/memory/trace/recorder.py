@@ -51,15 +51,10 @@ def _replace_tensors(model: nn.Module) -> None:
                 if tensor is None:
                     continue
                 if id(tensor) not in replaced:
-                    replaced[id(tensor)] = _fake_like(tensor)
+                    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    is_parameter = isinstance(tensor, Parameter)
+                    replaced[id(tensor)] = Parameter(fake, tensor.requires_grad) if is_parameter else fake
                 tensors[name] = replaced[id(tensor)]  # type: ignore[assignment]
-
-
-def _fake_like(tensor: Tensor) -> Tensor:
-    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(fake, requires_grad=tensor.requires_grad)
-    return fake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

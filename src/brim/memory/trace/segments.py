@@ -34,10 +34,7 @@ class Pass:
 
 def passes_over_layers(stream: EventStream, num_layers: int) -> list[Pass]:
     """Divide the whole stream into passes. Raises NotUniformError where the layers come in another order."""
-    return _passes(_segments(stream, num_layers), num_layers)
-
-
-def _passes(segments: list[Segment], num_layers: int) -> list[Pass]:
+    segments = _segments(stream, num_layers)
     passes: list[Pass] = []
     position = 0
     while position < len(segments):
