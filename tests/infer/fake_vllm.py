@@ -6,16 +6,12 @@ As of vLLM 0.17: EngineArgs, LLMEngine.from_engine_args, add_request, step; Samp
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
-
-class RequestOutputKind(Enum):
-    CUMULATIVE = 0
-    DELTA = 1
-    FINAL_ONLY = 2
+RequestOutputKind = Enum("RequestOutputKind", ["CUMULATIVE", "DELTA", "FINAL_ONLY"])
 
 
 @dataclass(kw_only=True)
@@ -56,18 +52,12 @@ class EngineArgs:
     max_lora_rank: int = 16
 
 
-@dataclass
-class Engines:
-    """Those that were made, and what goes wrong with the next."""
+def install(monkeypatch: Any, write: Any, *, rows: int = 4) -> SimpleNamespace:
+    """Put the fake in vLLM's place. write(prompt, params): the tokens of a response. rows: of a step.
 
-    made: list[Any] = field(default_factory=list)
-    fails_at_start: Exception | None = None
-    fails_at_step: Exception | None = None
-
-
-def install(monkeypatch: Any, write: Any, *, rows: int = 4) -> Engines:
-    """Put the fake in vLLM's place. write(prompt, params): the tokens of a response. rows: of a step."""
-    engines = Engines()
+    Returns the engines that were made, and what goes wrong with the next.
+    """
+    engines = SimpleNamespace(made=[], fails_at_start=None, fails_at_step=None)
 
     class LLMEngine:
         def __init__(self, args):
@@ -101,15 +91,12 @@ def install(monkeypatch: Any, write: Any, *, rows: int = 4) -> Engines:
                     outputs.append(SimpleNamespace(request_id=request_id, outputs=[completion], finished=True))
             return outputs
 
-    vllm, sampling, lora = ModuleType("vllm"), ModuleType("vllm.sampling_params"), ModuleType("vllm.lora.request")
-    vllm.EngineArgs, vllm.LLMEngine, vllm.SamplingParams = EngineArgs, LLMEngine, SamplingParams
-    sampling.RequestOutputKind, lora.LoRARequest = RequestOutputKind, LoRARequest
-    names = {
-        "vllm": vllm,
-        "vllm.sampling_params": sampling,
-        "vllm.lora": ModuleType("vllm.lora"),
-        "vllm.lora.request": lora,
+    modules = {
+        "vllm": {"EngineArgs": EngineArgs, "LLMEngine": LLMEngine, "SamplingParams": SamplingParams},
+        "vllm.sampling_params": {"RequestOutputKind": RequestOutputKind},
+        "vllm.lora": {},
+        "vllm.lora.request": {"LoRARequest": LoRARequest},
     }
-    for name, module in names.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    for name, contents in modules.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**contents))
     return engines

@@ -110,18 +110,6 @@ def test_scores_are_changed_as_transformers_changes_them(changes, model):
     assert torch.equal(seen["scores"], expected)
 
 
-def test_only_allowed_tokens_are_chosen():
-    class Alternating:
-        def allowed(self, generated):
-            return [2, 3] if len(generated) % 2 else [4]
-
-    writing = rows(3)
-    writing[1].generated.append(4)
-    chosen = chooser(constraint=Alternating()).choose(scores_of(3), writing)
-    assert (chosen[0], chosen[2]) == (4, 4)
-    assert chosen[1] == 2 + int(scores_of(3)[1, 3] > scores_of(3)[1, 2])
-
-
 @pytest.mark.parametrize("sampling", [False, True])
 def test_scores_that_are_not_finite_are_told(sampling):
     scores = scores_of(2)

@@ -33,16 +33,8 @@ def test_the_interval_of_a_mean_is_the_normal_one():
     assert intervals({"mean": Measure.ratio(values)}, 2000)["mean"] == interval  # a mean is a ratio to the rows
     assert Measure.ratio(values).value == pytest.approx(values.mean())
     half = 1.96 * values.std() / math.sqrt(2000)
-    assert interval.low == pytest.approx(values.mean() - half, abs=0.15 * half)
-    assert interval.high == pytest.approx(values.mean() + half, abs=0.15 * half)
-
-
-def test_the_interval_covers_the_truth_about_95_times_in_100():
-    generator = np.random.default_rng(2)
-    tokens = np.full(40, 3)
-    found = [ratio_interval(generator.exponential(2.0, size=40) * 3, tokens, seed=i) for i in range(200)]
-    covered = sum(interval.low <= 2.0 <= interval.high for interval in found)
-    assert 176 <= covered <= 198  # of 200; a percentile bootstrap of 40 skewed rows covers a little less than 95%
+    assert interval.low == pytest.approx(values.mean() - half, abs=0.1 * half)
+    assert interval.high == pytest.approx(values.mean() + half, abs=0.1 * half)
 
 
 def test_rows_are_drawn_whole():
@@ -91,10 +83,3 @@ def test_intervals_of_a_few_values_by_hand():
     assert Interval.of_mean([0.5] * 4) == Interval(low=0.5, high=0.5)
     for values in ([], [1.0], [1.0, math.nan, 2.0], [1.0, math.inf]):
         assert Interval.of_mean(values) is None
-
-
-@pytest.mark.parametrize("number", [2, 3, 5])
-def test_it_holds_the_mean_in_95_of_100_cases(number):
-    draws = np.random.default_rng(0).normal(3.0, 2.0, size=(4000, number))
-    held = [found.low <= 3.0 <= found.high for found in map(Interval.of_mean, draws.tolist())]
-    assert np.mean(held) == pytest.approx(0.95, abs=3 * math.sqrt(0.95 * 0.05 / 4000))

@@ -202,11 +202,6 @@ def like_sentencepiece(folder, kind):
     return encoder_of(tokenizer, folder)
 
 
-@pytest.fixture(scope="module", params=["strip", "metaspace"])
-def sentencepiece(request, tiny_base):
-    return like_sentencepiece(tiny_base, request.param)
-
-
 @pytest.fixture(scope="module", params=["byte level", "strip", "metaspace"])
 def encoder(request, tiny_base, byte_level):
     return byte_level if request.param == "byte level" else like_sentencepiece(tiny_base, request.param)
@@ -234,8 +229,10 @@ def test_a_character_of_several_tokens_comes_with_its_last_one_and_without_bytes
     assert pieces_of(byte_level, tokens[:3]) == (["a", "", ""], "\N{REPLACEMENT CHARACTER}")
 
 
-def test_bytes_wait_until_the_run_of_them_is_over_and_special_tokens_have_no_text(sentencepiece):
+@pytest.mark.parametrize("kind", ["strip", "metaspace"])
+def test_bytes_wait_until_the_run_of_them_is_over_and_special_tokens_have_no_text(tiny_base, kind):
     """Whole characters become ���� when a byte that is none follows them in the same run."""
+    sentencepiece = like_sentencepiece(tiny_base, kind)
     the = 261
     assert pieces_of(sentencepiece, [1, the, 2, the, 1, 1, the]) == (["", "the", "", " the", "", "", " the"], "")
     heart = [3 + byte for byte in "❤".encode()]

@@ -64,16 +64,6 @@ def test_greedy_texts_do_not_depend_on_the_batch(family):
         assert slots.statistics.num_layouts > 1  # and the cache was laid out again
 
 
-@pytest.mark.parametrize(("rows", "batches"), [(1, [1] * 11), (4, [4, 4, 3]), (64, [11])])
-def test_greedy_batches_equal_one_by_one_and_every_row_is_reported_once(model, prompts, rows, batches):
-    done = []
-    responses = generate(model, prompts, rows=rows, on_batch=done.append)
-    expected = one_by_one(model, prompts)
-    assert len({token for text in expected for token in text}) > 20
-    assert texts(responses) == expected
-    assert done == batches
-
-
 @pytest.mark.parametrize("pad", [1, 0], ids=["padding of its own", "padding that is an end"])
 def test_the_end_is_cut_off_and_named(model, prompts, pad):
     free = one_by_one(model, prompts, end=())
