@@ -6,6 +6,7 @@ import warnings
 import peft
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -87,9 +88,7 @@ def tiny(kind, dtype=torch.float32):
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **tokens, **more[kind])).to(dtype).eval()
 
 
-def test_unknown_targets_are_answered_with_the_layers_that_there_are(tiny_base):
-    with pytest.raises(ModelError, match=r"q_prj.*\n  expected: .*: q_proj, k_proj, .*\n  fix: .*all-linear"):
-        adapted(tiny_base, target_modules=["q_prj"])
+def test_unknown_targets_are_answered_with_the_layers_that_there_are():
     assert trained(add_adapter(tiny("gpt2"), LoraConfig(type="lora"), seed=0, trainable=True))  # without a warning
     with pytest.raises(ModelError, match="of this model: c_attn, c_proj, c_fc, lm_head"):
         add_adapter(tiny("gpt2"), LoraConfig(type="lora", target_modules=["q_proj"]), seed=0, trainable=True)
@@ -115,13 +114,8 @@ def test_a_saved_adapter_comes_back_where_its_layers_are_meant(tiny_base, saved,
 
 
 def drop_weights(folder):
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(folder / "adapter_model.safetensors")
-    save_file(
-        {name: weight for name, weight in weights.items() if "layers.1" not in name},
-        folder / "adapter_model.safetensors",
-    )
+    file = folder / "adapter_model.safetensors"
+    save_file({name: weight for name, weight in load_file(file).items() if "layers.1" not in name}, file)
 
 
 def edit_config(**changes):
@@ -135,20 +129,12 @@ def edit_config(**changes):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda folder: (folder / "adapter_config.json").unlink(), "the folder holds no adapter_config.json\n"),
-        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "holds no adapter_model.safetensors\n"),
-        (lambda folder: (folder / "adapter_config.json").write_text("{"), "cannot be loaded"),
-        (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 9), "cannot be loaded"),
-        (lambda folder: (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin"), "holds no adapter_m"),
         (drop_weights, "cannot be loaded: Found missing adapter keys .*layers.1"),
-        (edit_config(r=4), "has 8 rows, and r in adapter_config.json is 4"),
         (edit_config(target_modules=["query"]), "cannot be loaded: .*query"),
         (edit_config(target_modules=["v_proj"]), "cannot be loaded: no layer takes .*q_proj"),
-        (edit_config(peft_type="NONSENSE"), "cannot be loaded"),
     ],
-    ids=["no config", "no weights", "broken config", "broken weights", "pickled", "a layer is missing", "another rank",
-         "other layers", "fewer layers", "unknown kind"],
-)  # fmt: skip
+    ids=["a layer is missing", "other layers", "fewer layers"],
+)
 def test_an_adapter_that_does_not_fit_is_refused(tiny_base, saved, spoil, message):
     folder, _ = saved
     spoil(folder)

@@ -50,11 +50,9 @@ def test_all_that_is_missing_is_named_at_once_and_random_weights_must_be_asked_f
     assert missing == [f"the base model's folder holds no {what}" for what in ("config.json", "weights", "tokenizer")]
 
 
-def test_names_of_folders_and_of_the_hub(folder):
+def test_names_that_no_folder_has():
     for name, message in [
-        (str(folder.parent / "bas"), f"no such folder: .*bas\n.*\n  fix: did you mean {folder}?"),
         ("llama-2-7b", r"write a Hub id in full, such as meta-llama/Llama-2-7b-hf"),  # Ludwig's short names
-        ("some-org/some-model", r"some-org/some-model is not on this machine, and the Hub could not be asked"),
         ("x" * 5000, "no folder can have this name"),
         ("~nobody-of-this-name/x", "no folder can have this name"),
     ]:

@@ -124,19 +124,6 @@ def test_a_configuration_that_cannot_be_is_named(folder, initialize):
             load(folder, initialize=initialize)
 
 
-def test_code_of_the_folder_does_not_run_also_where_it_switches_itself_on(folder, tmp_path):
-    ran = tmp_path / "ran"
-    (folder / "theirs.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
-    change_config(folder, model_type="theirs", auto_map={"AutoConfig": "theirs.C", "AutoModelForCausalLM": "theirs.M"})
-    for initialize in ("pretrained", "random"):
-        with pytest.raises(ModelError, match=r"asks for its own code to be run \(auto_map"):
-            load(folder, initialize=initialize)
-    change_config(folder, trust_remote_code=True)
-    with pytest.raises(ModelError, match="asks for its own code to be run"):
-        load(folder)
-    assert not ran.exists()
-
-
 def test_too_little_memory_is_no_damaged_folder(folder, monkeypatch):
     for error in (
         RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you"),

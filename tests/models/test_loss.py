@@ -1,5 +1,7 @@
 """The loss: against transformers' own, over padding and cuts, and in chunks against whole logits in every family."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -390,64 +392,56 @@ def test_an_adapted_head_and_one_that_something_is_hooked_into_are_left_whole():
     assert logit_head(model) == NoLogitHead(reason="the output layer has hooks")
 
 
-def altered(change):
-    """A class of models whose logits something is done to."""
-
-    class Altered(LlamaForCausalLM):
-        def forward(self, **inputs):
-            output = super().forward(**inputs)
-            output.logits = change(self, output.logits)
-            return output
-
-    return Altered
+whole_forward = LlamaForCausalLM.forward
 
 
-class _Shifted(LlamaForCausalLM):
-    def forward(self, input_ids, **inputs):
-        return super().forward(input_ids=input_ids + 1, **inputs)
+def altering(change):
+    """A forward whose logits something is done to."""
+
+    def forward(model, **inputs):
+        output = whole_forward(model, **inputs)
+        output.logits = change(model, output.logits)
+        return output
+
+    return forward
 
 
-class _Twice(LlamaForCausalLM):
-    def forward(self, **inputs):
-        self.model(**inputs)
-        return super().forward(**inputs)
+def shifted(model, input_ids, **inputs):
+    return whole_forward(model, input_ids=input_ids + 1, **inputs)
 
 
-class _Normed(LlamaForCausalLM):
-    """The hidden states are changed before the head: in the head's pre-hook's place, a function of our own."""
-
-    def forward(self, input_ids, **inputs):
-        hidden = self.model(input_ids=input_ids).last_hidden_state
-        return type("Output", (), {"logits": self.lm_head(hidden - hidden.mean(dim=-1, keepdim=True))})
+def twice(model, **inputs):
+    model.model(**inputs)
+    return whole_forward(model, **inputs)
 
 
-class _Fails(LlamaForCausalLM):
-    def forward(self, **inputs):
-        raise ValueError("no")
+def normed(model, input_ids, **inputs):
+    hidden = model.model(input_ids=input_ids).last_hidden_state
+    return SimpleNamespace(logits=model.lm_head(hidden - hidden.mean(dim=-1, keepdim=True)))
+
+
+def fails(model, **inputs):
+    raise ValueError("no")
 
 
 CHANGED = "what the output layer gives is changed in a way that is not known"
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
+    ("forward", "reason"),
     [
-        (altered(lambda model, logits: logits.log_softmax(dim=-1)), CHANGED),
-        (altered(lambda model, logits: logits[..., :100]), CHANGED),
-        (
-            altered(lambda model, logits: logits * (2 if model.training else 1)),
-            "its forward is another one in training",
-        ),
-        (_Shifted, "the body is not given the tokens alone"),
-        (_Twice, "its forward calls other modules, too"),
-        (_Normed, "what the body gives is changed before the output layer"),
-        (_Fails, "ValueError in its forward"),
+        (altering(lambda model, logits: logits.log_softmax(dim=-1)), CHANGED),
+        (altering(lambda model, logits: logits[..., :100]), CHANGED),
+        (altering(lambda model, logits: logits * (1 + model.training)), "its forward is another one in training"),
+        (shifted, "the body is not given the tokens alone"),
+        (twice, "its forward calls other modules, too"),
+        (normed, "what the body gives is changed before the output layer"),
+        (fails, "ValueError in its forward"),
     ],
 )
-def test_what_is_not_known_is_left_whole_with_a_reason(kind, reason):
-    model = llama(kind)
-    body = "cannot be run as body and output layer"
-    assert logit_head(model) == NoLogitHead(reason=f"{kind.__name__} {body}: {reason}")
+def test_what_is_not_known_is_left_whole_with_a_reason(forward, reason):
+    model = llama(type("Altered", (LlamaForCausalLM,), {"forward": forward}))
+    assert logit_head(model) == NoLogitHead(reason=f"Altered cannot be run as body and output layer: {reason}")
     assert_no_trace(model)
 
 

@@ -167,7 +167,7 @@ def test_training_and_evaluation_compute_what_dequantised_weights_would(tiny_bas
     torch.testing.assert_close(in_evaluation[:1, :9], model.eval()(ids[:1, :9]).logits, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("settings", [FOUR, EIGHT], ids=["4 bits", "8 bits"])
+@BITS
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_adapters_gradient_is_that_over_dequantised_weights(tiny_base, settings, checkpointing):
     """Also with activation checkpointing, although nothing below the first adapter needs a gradient."""
