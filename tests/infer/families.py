@@ -5,7 +5,9 @@ Also what they have to write, found without an engine, and memory that runs out 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -167,23 +169,17 @@ def texts(responses: list[Response]) -> list[list[int]]:
     return [response.token_ids for response in responses]
 
 
-class RunsOut:
-    """While it is entered, memory runs out in the passes for which `when(rows, tokens of each, number)` holds."""
+@contextmanager
+def runs_out(model: Any, when: Callable[[int, int, int], bool]) -> Iterator[SimpleNamespace]:
+    """Let memory run out in the passes for which `when(rows, tokens of each, number)` holds. Gives how many did."""
+    found = SimpleNamespace(num_passes=0, times=0)
 
-    def __init__(self, model: Any, when: Callable[[int, int, int], bool]) -> None:
-        self._model, self._when = model, when
-        self.num_passes = self.times = 0
-
-    def __enter__(self) -> RunsOut:
-        self._hook = self._model.register_forward_pre_hook(self._check, with_kwargs=True)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._hook.remove()
-
-    def _check(self, module: Any, args: Any, given: dict[str, Any]) -> None:
-        self.num_passes += 1
+    def check(module: Any, args: Any, given: dict[str, Any]) -> None:
+        found.num_passes += 1
         rows, tokens = given["input_ids"].shape
-        if self._when(rows, tokens, self.num_passes):
-            self.times += 1
+        if when(rows, tokens, found.num_passes):
+            found.times += 1
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    with model.register_forward_pre_hook(check, with_kwargs=True):
+        yield found

@@ -6,7 +6,7 @@ import numpy as np
 import peft
 import pytest
 import torch
-from tests.infer.families import ON_CPU, RunsOut, build, rows_of
+from tests.infer.families import ON_CPU, build, rows_of, runs_out
 
 from brim.errors import InputError
 from brim.infer import VectorStore, collect_activations, first_vectors, named_layers
@@ -102,7 +102,7 @@ def test_layers_are_found_by_number_and_by_name_and_refused_with_the_nearest(mod
 def test_rows_that_ran_out_of_memory_are_passed_again_in_smaller_batches(model, prompts):
     expected = collect(model, prompts, [0], batches=2)["0"]
     at_once, before = RowsAtOnce(8), num_hooks(model)
-    with RunsOut(model.model, lambda rows, tokens, number: rows > 3):
+    with runs_out(model.model, lambda rows, tokens, number: rows > 3):
         found = collect(model, prompts, [0], batches=at_once)["0"]
     assert at_once.num_rows == 2
     np.testing.assert_array_equal(found, expected)

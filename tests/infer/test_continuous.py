@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from tests.infer.families import GREEDY as USUAL, ON_CPU, RunsOut, alone, rows_of, texts
+from tests.infer.families import GREEDY as USUAL, ON_CPU, alone, rows_of, runs_out, texts
 
 from brim.errors import OutOfMemoryError
 from brim.infer.engines import FixedRoom, SlotsEngine, respond_to
@@ -94,11 +94,8 @@ def test_rows_go_alone_where_a_batch_misleads_the_model(model, prompts, expected
         return output
 
     made = engine(model, rows=5)
-    handle = model.register_forward_hook(mislead)
-    try:
+    with model.register_forward_hook(mislead):
         assert texts(respond_to(made, prompts)) == expected(prompts)
-    finally:
-        handle.remove()
     assert made.statistics.most_rows == 1
 
 
@@ -115,7 +112,7 @@ def test_out_of_memory_costs_no_row_and_no_token(model, prompts, expected, freed
     smaller = []
     freed.clear()
     made = engine(model, rows=8, prefill_tokens=1000, on_smaller=smaller.append)
-    with RunsOut(model, lambda rows, tokens, number: rows > 3) as limit:
+    with runs_out(model, lambda rows, tokens, number: rows > 3) as limit:
         assert reported_once(made, prompts) == expected(prompts)
     assert limit.times == made.statistics.num_out_of_memory == len(smaller) == len(freed) > 0
     assert made.statistics.most_rows <= 3
@@ -125,7 +122,7 @@ def test_out_of_memory_costs_no_row_and_no_token(model, prompts, expected, freed
 def test_memory_that_is_short_for_a_while_only_narrows_the_batch(model, prompts, expected):
     """In the middle of the rows' texts: what they have is kept."""
     made = engine(model, rows=4, is_misled=False)
-    with RunsOut(model, lambda rows, tokens, number: tokens == 1 and number in (9, 17)):
+    with runs_out(model, lambda rows, tokens, number: tokens == 1 and number in (9, 17)):
         assert texts(respond_to(made, prompts)) == expected(prompts)
     assert made.statistics.num_out_of_memory == 2
 
@@ -133,7 +130,7 @@ def test_memory_that_is_short_for_a_while_only_narrows_the_batch(model, prompts,
 def test_a_prompt_that_does_not_fit_alone_is_named(model, prompts):
     made = engine(model)
     with (
-        RunsOut(model, lambda rows, tokens, number: rows > 8 or rows * tokens > 50),
+        runs_out(model, lambda rows, tokens, number: rows > 8 or rows * tokens > 50),
         pytest.raises(OutOfMemoryError, match=r"row 101 .*generation of a single row runs out of memory \(60 tokens\)"),
     ):
         respond_to(made, prompts)

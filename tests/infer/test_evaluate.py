@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, strategies as st
 from sacrebleu.metrics import BLEU
 from tests.batching.cost_examples import linear_costs
-from tests.infer.families import ON_CPU, RunsOut
+from tests.infer.families import ON_CPU, runs_out
 from torch.nn.functional import cross_entropy
 
 from brim.batching import ByLength
@@ -78,7 +78,7 @@ def test_scores_are_the_same_where_memory_ran_out_on_the_way(model, rows):
     same, at_once = score(model, rows, 2), RowsAtOnce(8)
     by_cost = RowsByCost(ByLength(costs=linear_costs(), cap_bytes=4_000))
     for batches, rtol in ((at_once, 0), (by_cost, 1e-5)):
-        with RunsOut(model, lambda rows, tokens, number: rows > 2) as limit:
+        with runs_out(model, lambda rows, tokens, number: rows > 2) as limit:
             scores = score(model, rows, batches)
         assert limit.times > 0
         np.testing.assert_allclose(scores.loss, same.loss, rtol=rtol)

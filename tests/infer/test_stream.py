@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from tests.infer.families import GREEDY, ON_CPU, RunsOut, build
+from tests.infer.families import GREEDY, ON_CPU, build, runs_out
 from tests.properties import examples
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -38,9 +38,8 @@ def read(model):
     def note(module, positional, keywords, output):
         lengths.append(keywords["input_ids"].shape[1])
 
-    hook = model.register_forward_hook(note, with_kwargs=True)
-    yield lengths
-    hook.remove()
+    with model.register_forward_hook(note, with_kwargs=True):
+        yield lengths
 
 
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED, {**SAMPLED, "repetition_penalty": 1.3}])
@@ -76,7 +75,7 @@ def test_an_iterator_that_is_closed_or_dropped_frees_its_cache(model, prompt, ca
 def test_a_lack_of_memory_is_named_and_leaves_no_cache(model, prompt, caches):
     seen = []
     with (
-        RunsOut(model, lambda rows, tokens, number: number > 4),
+        runs_out(model, lambda rows, tokens, number: number > 4),
         pytest.raises(OutOfMemoryError, match=r"over a single response \(after 35 tokens, the prompt's among"),
     ):
         seen.extend(streamed(model, prompt))
@@ -141,12 +140,8 @@ def test_what_was_interrupted_within_a_pass_is_not_gone_on_from(model, prompt, r
         if len(read) == 2:
             raise error
 
-    hook = model.model.layers[1].register_forward_hook(strike)
-    try:
-        with pytest.raises(error):
-            respond(model, prompt, kept)
-    finally:
-        hook.remove()
+    with model.model.layers[1].register_forward_hook(strike), pytest.raises(error):
+        respond(model, prompt, kept)
     assert kept._passes is None
     assert respond(model, prompt, kept) == respond(model, prompt)
 

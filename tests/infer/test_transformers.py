@@ -13,11 +13,11 @@ from tests.infer.families import (
     MOST_NEW,
     ON_CPU,
     RECURRENT,
-    RunsOut,
     alone,
     build,
     ended,
     prompts as short_prompts,
+    runs_out,
     texts,
 )
 from transformers import GenerationConfig as TheirConfig
@@ -82,7 +82,7 @@ def test_sampled_texts_depend_on_the_seed_but_not_on_the_batch_or_on_what_is_lef
     assert whole != generate(model, prompts, settings=SAMPLING, seed=2)
     rest = [1, 4, 7]
     assert [whole[i] for i in rest] == generate(model, prompts.take(rest), rows=2, **how)
-    with RunsOut(model, lambda rows, tokens, number: rows > 4 and number > 5):
+    with runs_out(model, lambda rows, tokens, number: rows > 4 and number > 5):
         assert whole == generate(model, prompts, rows=8, **how)
 
 
@@ -90,7 +90,7 @@ def test_sampled_texts_depend_on_the_seed_but_not_on_the_batch_or_on_what_is_lef
 def test_greedy_texts_are_the_same_where_memory_ran_out_on_the_way(model, prompts, freed, after):
     done, told = [], []
     freed.clear()
-    with RunsOut(model, lambda rows, tokens, number: rows > 3 and number > after):
+    with runs_out(model, lambda rows, tokens, number: rows > 3 and number > after):
         responses = generate(model, prompts, rows=8, on_batch=done.append, on_smaller=told.append)
     assert texts(responses) == one_by_one(model, prompts)
     assert [(smaller.before, smaller.after, smaller.longest) for smaller in told] == [(8, 4, 60), (4, 2, 60)]
@@ -102,7 +102,7 @@ def test_greedy_texts_are_the_same_where_memory_ran_out_on_the_way(model, prompt
 def test_a_lone_prompt_that_does_not_fit_is_named_after_all_before_it_is_told(model, prompts):
     finished = []
     with (
-        RunsOut(model, lambda rows, tokens, number: tokens == 9),
+        runs_out(model, lambda rows, tokens, number: tokens == 9),
         pytest.raises(OutOfMemoryError, match=r"of a single row runs out of memory \(9 tokens\)") as caught,
     ):
         engine(model, rows=2).run(prompts, on_finished=finished.extend)
@@ -130,12 +130,9 @@ def test_what_fewer_rows_never_cure_is_raised_as_it_is(model, prompts, monkeypat
     def broken(module, args, kwargs):
         raise RuntimeError("could not create a primitive")
 
-    hook = model.register_forward_pre_hook(broken, with_kwargs=True)
-    try:
-        with pytest.raises(RuntimeError, match=r"^could not create a primitive$"):
-            generate(model, prompts, kind=kind, is_misled=False, on_smaller=told.append)
-    finally:
-        hook.remove()
+    failed = pytest.raises(RuntimeError, match=r"^could not create a primitive$")
+    with model.register_forward_pre_hook(broken, with_kwargs=True), failed:
+        generate(model, prompts, kind=kind, is_misled=False, on_smaller=told.append)
     assert [smaller.after for smaller in told] == [2, 1]
 
 
