@@ -137,13 +137,6 @@ def test_each_row_is_done_once_the_longest_first(lengths, num_rows, cap, spare, 
                 assert all(lengths[tried[0]] * len(tried) <= cap for tried in device.tried)
 
 
-def test_caches_are_freed_before_the_rows_are_run_again(freed):
-    for batches in (RowsAtOnce(6), RowsByCost(by_tokens(24)), RowsByTrial(NoPeak())):
-        freed.clear()
-        device = run(batches, [4] * 6, 9)
-        assert len(freed) == sum(size > 2 for size in device.sizes) > 0
-
-
 @pytest.mark.parametrize("batches", [RowsAtOnce(1), RowsByCost(by_tokens(9)), RowsByTrial(NoPeak())], ids=type)
 def test_a_row_that_never_fits_is_tried_twice_and_named_and_other_errors_pass(batches):
     rows = rows_of([2, 9])
