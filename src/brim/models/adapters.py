@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
@@ -194,8 +195,7 @@ def attention_choice(setting: str, model: PreTrainedModel) -> tuple[Choice, ...]
     if setting != "auto":
         return ()
     chosen: str = model.config._attn_implementation
-    architecture = type(model).__name__
-    reason = f"{architecture} has it" if chosen == "sdpa" else f"{architecture} has no sdpa"
+    reason = f"{type(model).__name__} has {'it' if chosen == 'sdpa' else 'no sdpa'}"
     return (Choice(key=_KEY, value=chosen, reason=reason),)
 
 
@@ -236,7 +236,7 @@ class RowDropout:
     def __init__(self, *, seed: int) -> None:
         self._seed = seed
         self._rows: _Rows | None = None
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._generator = cache(torch.Generator)  # of a device
 
     @contextmanager
     def of_rows(self, keys: Sequence[int], lengths: Sequence[int], *, step: int) -> Iterator[None]:
@@ -264,11 +264,6 @@ class RowDropout:
             generator.manual_seed(_mixed(seed ^ layer.seed))
             row[:length].random_(-(1 << 63), None, generator=generator)  # for each row as many numbers as it has tokens
         return random.view(torch.int16)[..., :num_features] >= _LOWEST + layer.num_dropped
-
-    def _generator(self, device: torch.device) -> torch.Generator:
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device)
-        return self._generators[device]
 
 
 def drop_by_row(model: nn.Module, *, seed: int) -> RowDropout | None:

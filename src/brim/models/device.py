@@ -30,9 +30,7 @@ def device_facts(device: torch.device) -> DeviceFacts:
     """Return what decides an `auto`: the kind of device, and whether it computes bf16 in hardware."""
     if device.type == "cuda":
         return DeviceFacts(kind="cuda", bf16=torch.cuda.get_device_capability(device) >= (8, 0))
-    if device.type == "mps":
-        return DeviceFacts(kind="mps", bf16=False)
-    return DeviceFacts(kind="cpu", bf16=False)
+    return DeviceFacts(kind="mps" if device.type == "mps" else "cpu", bf16=False)
 
 
 def device_name(device: torch.device) -> str:

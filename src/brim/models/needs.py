@@ -32,11 +32,14 @@ _NOTHING_TO_TRAIN = Problem(
 _VERBS = {True: "`brim train`", False: "`brim predict`"}
 
 
+# What pip calls the packages.
+_TO_INSTALL = {"flash_attn": "flash-attn", "bitsandbytes": "'brim[quantization]'", "vllm": "vllm"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Need:
     setting: str  # "trainer.optimizer.type: paged_adamw"
     package: str  # to import
-    install: str
     cuda: bool = False
     instead: str
     trains: bool = True  # else it is for predictions
@@ -106,7 +109,8 @@ def notes_on_this_machine(config: Config) -> list[str]:
     notes: list[str] = []
     for need in _needs(config):
         if importlib.util.find_spec(need.package) is None:
-            why = f"needs the package {need.package}, which is not installed here ({need.install})"
+            install = f"pip install {_TO_INSTALL[need.package]}"
+            why = f"needs the package {need.package}, which is not installed here ({install})"
         elif not need.cuda:
             continue
         elif reason := why_no_cuda():
@@ -139,7 +143,6 @@ def _needs(config: Config) -> Iterator[_Need]:
         yield _Need(
             setting="model_parameters.attn_implementation: flash_attention_2",
             package="flash_attn",
-            install="pip install flash-attn",
             cuda=True,
             instead="set model_parameters.attn_implementation: auto",
             trains=isinstance(trainer, FinetuneTrainer),
@@ -148,7 +151,6 @@ def _needs(config: Config) -> Iterator[_Need]:
         yield _Need(
             setting="quantization",
             package="bitsandbytes",
-            install="pip install 'brim[quantization]'",
             instead="install it, or leave quantization out",
             trains=isinstance(trainer, FinetuneTrainer),
         )
@@ -158,7 +160,6 @@ def _needs(config: Config) -> Iterator[_Need]:
             yield _Need(
                 setting=f"trainer.optimizer.type: {name}",
                 package="bitsandbytes",
-                install="pip install 'brim[quantization]'",
                 cuda=name.startswith("paged_"),
                 instead=f"set trainer.optimizer.type: {name.removeprefix('paged_')}"
                 if name.startswith("paged_")
@@ -168,7 +169,6 @@ def _needs(config: Config) -> Iterator[_Need]:
         yield _Need(
             setting="generation.engine: vllm",
             package="vllm",
-            install="pip install vllm",
             cuda=True,
             instead="set generation.engine: auto",
             trains=False,

@@ -260,10 +260,8 @@ def _from_hub(base_model: str) -> Path:
     except GatedRepoError:
         what, fix = "needs its licence accepted on the Hub", "accept it there, then set HF_TOKEN in the environment"
     except RepositoryNotFoundError:
-        what, fix = (
-            "is neither a local folder nor a model on the Hub",
-            "check the spelling; private models need HF_TOKEN",
-        )
+        what = "is neither a local folder nor a model on the Hub"
+        fix = "check the spelling; private models need HF_TOKEN"
     except HFValidationError:
         what, fix = "is neither a local folder nor a valid Hub id", "write a folder's path or organisation/name"
     except (HfHubHTTPError, OSError) as error:
