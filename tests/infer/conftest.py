@@ -47,7 +47,7 @@ def prompts():
 @pytest.fixture
 def rows():
     """The same tokens, of which all but the first are to be learned."""
-    return rows_of(LENGTHS, first_key=100, vocabulary=300, answers=True)
+    return rows_of(LENGTHS, first_key=100, vocabulary=300, num_prompt_tokens=1)
 
 
 @pytest.fixture

@@ -128,15 +128,15 @@ def build(family: str) -> Any:
 
 
 def rows_of(
-    lengths: Sequence[int], *, first_key: int = 0, vocabulary: int = VOCABULARY, answers: bool = False
+    lengths: Sequence[int], *, first_key: int = 0, vocabulary: int = VOCABULARY, num_prompt_tokens: int = 1 << 30
 ) -> TokenRows:
-    """Rows of random tokens; answers: all but the first of a row are supervised."""
+    """Rows of random tokens; those behind the prompt are supervised."""
     generator = np.random.default_rng(0)
     return TokenRows.from_rows(
         TokenRow(
             key=first_key + number,
             input_ids=generator.integers(2, vocabulary, length).astype(np.int32),
-            supervised=np.arange(length) >= (1 if answers else length),
+            supervised=np.arange(length) >= num_prompt_tokens,
         )
         for number, length in enumerate(lengths)
     )

@@ -143,24 +143,41 @@ def test_means_are_over_tokens_sequence_accuracy_over_rows_and_perplexities_may_
     assert math.isnan(figures["perplexity"])
 
 
-def test_measures_are_the_figures_and_their_intervals_hold_them():
-    some = scores([2.0, 1.0, 6.0, 3.5], [1, 2, 0, 2], [1, 2, 6, 3])
+def test_measures_are_the_figures_and_equal_rows_leave_no_doubt():
+    some = scores(*SCORES)
     measures, figures = some.measures(), some.summary()
     assert {name: measure.value for name, measure in measures.items()} == {name: figures[name] for name in measures}
-    once = np.ones((1, 4))
-    assert {name: measure.of(once)[0] for name, measure in measures.items()} == pytest.approx(
-        {name: figures[name] for name in measures}
-    )
-    for num_rows in (1, 7):  # equal rows leave no doubt
+    for num_rows in (1, 7):
         alike = scores([3.0] * num_rows, [0] * num_rows, [2] * num_rows).measures()
         assert intervals(alike, num_rows)["loss"] == Interval(low=1.5, high=1.5)
     found = intervals(measures, 4)
     assert found["perplexity"].high == pytest.approx(math.exp(found["loss"].high), rel=1e-3)
-    assert all(found[name].low <= figures[name] <= found[name].high for name in measures)
 
 
-def text_figures(responses, references):
-    return {name: measure.value for name, measure in text_measures(responses, references).items()}
+SCORES = ([2.0, 1.0, 6.0, 3.5], [1, 2, 0, 2], [1, 2, 6, 3])
+TEXTS = (
+    ["the cat sat on a mat", "a dog ran", "nothing at all here", "the end of it all is near"],
+    ["the cat sat on the mat", "a dog ran fast", "something else entirely", "the end of it all was near"],
+)
+
+
+def figures_of(measures):
+    return {name: measure.value for name, measure in measures.items()}
+
+
+@pytest.mark.parametrize(
+    ("measures_of", "columns"),
+    [(lambda *columns: scores(*columns).measures(), SCORES), (text_measures, TEXTS)],
+    ids=["scores", "texts"],
+)
+def test_the_measures_of_drawn_rows_are_those_of_data_of_them_and_intervals_hold_the_figures(measures_of, columns):
+    measures = measures_of(*columns)
+    for drawn in ([0, 1, 2, 3], [0, 0, 1, 3], [2, 2, 2, 2], [1, 2, 3, 3]):
+        counts = np.bincount(drawn, minlength=4).astype(float)[None]
+        expected = figures_of(measures_of(*([column[n] for n in drawn] for column in columns)))
+        assert {name: measure.of(counts)[0] for name, measure in measures.items()} == pytest.approx(expected, abs=1e-9)
+    found = intervals(measures, 4)
+    assert all(found[name].low <= measure.value <= found[name].high for name, measure in measures.items())
 
 
 BY_ROW = ("rouge1", "rouge2", "rougeL", "exact_match")
@@ -182,10 +199,10 @@ LONG = "the quick brown fox jumps over the lazy dog"
     ],
 )
 def test_text_figures_by_hand(responses, references, expected):
-    found = text_figures(responses, references)
+    found = figures_of(text_measures(responses, references))
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     with pytest.raises(ValueError):
-        text_figures(responses, [*references, "b"])
+        text_measures(responses, [*references, "b"])
 
 
 WORDS = st.lists(st.sampled_from(["a", "b", "c", "d", "the", "fox,", "1.5"]), max_size=12).map(" ".join)
@@ -195,19 +212,7 @@ WORDS = st.lists(st.sampled_from(["a", "b", "c", "d", "the", "fox,", "1.5"]), ma
 def test_bleu_is_sacrebleus_of_any_corpus(pairs):
     responses, references = zip(*pairs, strict=True)
     expected = BLEU().corpus_score(list(responses), [list(references)]).score
-    assert text_figures(responses, references)["bleu"] == pytest.approx(expected, abs=1e-9)
-
-
-def test_the_measures_of_drawn_rows_are_those_of_a_corpus_of_them():
-    responses = ["the cat sat on a mat", "a dog ran", "nothing at all here", "the end of it all is near"]
-    references = ["the cat sat on the mat", "a dog ran fast", "something else entirely", "the end of it all was near"]
-    measures = text_measures(responses, references)
-    for drawn in ([0, 0, 1, 3], [2, 2, 2, 2], [1, 2, 3, 3]):
-        counts = np.bincount(drawn, minlength=4).astype(float)[None]
-        expected = text_figures([responses[n] for n in drawn], [references[n] for n in drawn])
-        assert {name: measure.of(counts)[0] for name, measure in measures.items()} == pytest.approx(expected, abs=1e-9)
-    found = intervals(measures, 4)
-    assert all(found[name].low <= measure.value <= found[name].high for name, measure in measures.items())
+    assert text_measures(responses, references)["bleu"].value == pytest.approx(expected, abs=1e-9)
 
 
 NAMES = st.sampled_from(["yes", "no", "maybe"])

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from tests.infer.families import rows_of
 from tests.memory.tiny_architectures import FAMILIES as TINY, HEADS, SMALL
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy, linear
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from brim.data.tokens import TokenRow, collate
+from brim.data.tokens import collate
 from brim.memory.workload import full_batch
 from brim.models.loss import LogitHead, chunk_rows, chunked as chunked_loss, next_token_loss, next_token_scores
 from brim.models.loss.chunked import LogitTransform, chunked_loss_sum, chunked_scores
@@ -20,24 +22,12 @@ from brim.models.loss.next_token import NoLogitHead, logit_head
 
 
 def rows(lengths, num_prompt_tokens=2, vocabulary=300):
-    generator = np.random.default_rng(0)
-    return [
-        TokenRow(
-            key=key,
-            input_ids=generator.integers(2, vocabulary, length).astype(np.int32),
-            supervised=np.arange(length) >= num_prompt_tokens,
-        )
-        for key, length in enumerate(lengths)
-    ]
+    return list(rows_of(lengths, vocabulary=vocabulary, num_prompt_tokens=num_prompt_tokens))
 
 
 def labels(rows):
     """What transformers' own loss wants: the ids, -100 on the prompt and the padding."""
-    from torch.nn.utils.rnn import pad_sequence
-
-    marked = [
-        torch.where(torch.from_numpy(row.supervised), torch.from_numpy(row.input_ids).long(), -100) for row in rows
-    ]
+    marked = [torch.from_numpy(np.where(row.supervised, row.input_ids, -100)).long() for row in rows]
     return pad_sequence(marked, batch_first=True, padding_value=-100)
 
 
