@@ -63,15 +63,19 @@ def assert_as_whole(model, step, batch, expected, *, tolerance=1e-6):
     assert (gradient(model) - expected[1]).norm() / expected[1].norm() < tolerance
 
 
-def sizes_seen(inner):
-    """A loss that notes how many rows it is given, and its notes."""
-    sizes = []
+def noting(inner, note):
+    """A loss that notes something of each batch that it is given, and its notes."""
+    notes = []
 
     def loss(batch):
-        sizes.append(len(batch[0]))
+        notes.append(note(batch))
         return inner(batch)
 
-    return loss, sizes
+    return loss, notes
+
+
+def sizes_seen(inner):
+    return noting(inner, lambda batch: len(batch[0]))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
@@ -111,12 +115,8 @@ def test_the_smaller_size_is_kept_and_each_halving_told():
 
 
 def test_a_batch_that_fits_goes_through_untouched_and_neighbours_are_views():
-    model, batch, seen = make_model(), make_batch(), []
-
-    def loss(given):
-        seen.append(given)
-        return loss_of(model)(given)
-
+    model, batch = make_model(), make_batch()
+    loss, seen = noting(loss_of(model), lambda given: given)
     AdaptiveStep(model, loss, check=False)(batch)
     assert len(seen) == 1
     assert seen.pop() is batch
@@ -154,14 +154,14 @@ COLUMNS = {
 
 @pytest.mark.parametrize("form", COLUMNS)
 def test_columns_of_any_form_are_cut_by_rows(form):
-    model, (inputs, targets), seen = make_model(), make_batch(), []
+    model, (inputs, targets) = make_model(), make_batch()
 
-    def loss(batch):
-        seen.append(batch)
+    def inner(batch):
         values = list(batch.values()) if isinstance(batch, dict) else list(batch)
         x = values[0][0] if isinstance(values[0], tuple) else values[0]
         return F.cross_entropy(model(torch.as_tensor(x)), torch.as_tensor(values[1]), reduction="sum")
 
+    loss, seen = noting(inner, lambda batch: batch)
     batch = COLUMNS[form](inputs, targets)
     step = AdaptiveStep(model, loss, max_rows=5, check=False)
     assert_as_whole(model, step, batch, oracle(model, (inputs, targets)))
@@ -208,14 +208,18 @@ def padded_loss(model, shapes, most_tokens=None):
 
 def test_samples_are_cut_by_length_under_a_limit_in_padded_tokens():
     model, shapes, events, samples = make_model(), [], [], sequences()
-    by_tokens = {"lengths": lambda samples: [len(sample) for sample in samples], "samples": True}
+
+    def lengths(samples):
+        return torch.tensor([len(sample) for sample in samples])
+
     step = AdaptiveStep(
         model,
         padded_loss(model, shapes, most_tokens=24),
-        weight=lambda samples: sum(len(sample) for sample in samples),
+        lengths=lambda samples: lengths(samples).tolist(),
+        weight=lambda samples: lengths(samples).sum(),
+        samples=True,
         on_event=events.append,
         check=False,
-        **by_tokens,
     )
     loss, tokens = step(samples), torch.cat(samples)
     assert loss == pytest.approx(model(tokens).square().sum().item() / len(tokens), rel=1e-6)
@@ -230,8 +234,7 @@ def test_samples_are_cut_by_length_under_a_limit_in_padded_tokens():
     assert sum(rows for rows, _ in shapes) == len(samples)
     # Limits that are given hold from the start; lengths may be a tensor.
     shapes.clear()
-    by_tokens["lengths"] = lambda samples: torch.tensor([len(sample) for sample in samples])
-    AdaptiveStep(model, padded_loss(model, shapes), max_tokens=20, max_rows=3, **by_tokens)(samples)
+    AdaptiveStep(model, padded_loss(model, shapes), lengths=lengths, max_tokens=20, max_rows=3, samples=True)(samples)
     assert shapes[:3] == [(1, 3), (2, 3), (3, 3)]  # the check
     assert all(rows <= 3 and rows * length <= 20 for rows, length in shapes[3:])
     assert sum(rows for rows, _ in shapes[3:]) == 8
@@ -242,13 +245,8 @@ def test_a_loss_scale_is_applied_to_the_gradient_alone():
     model, batch = make_model(), make_batch()
     expected_loss, expected = oracle(model, batch)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert AdaptiveStep(model, loss_of(model), max_rows=5, scale=scaler.scale)(batch) == pytest.approx(expected_loss)
     assert (gradient(model) / 1024 - expected).norm() / expected.norm() < 1e-6
-    before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-    scaler.step(optimizer)
-    moved = (before - nn.utils.parameters_to_vector(model.parameters()).detach()) / 0.1
-    assert (moved - expected).norm() / expected.norm() < 1e-5
 
 
 @pytest.mark.parametrize(("dtype", "digits"), [(torch.bfloat16, 2), (torch.float16, 3)])
@@ -273,32 +271,19 @@ def test_a_sum_in_sixteen_bits_is_warned_of_once(dtype, digits):
 def test_frozen_parameters_get_no_gradient_and_later_ones_are_dropped_with_the_others():
     model = make_model()
     model[0].requires_grad_(False)
-    AdaptiveStep(model, loss_of(model), max_rows=5)(make_batch())
-    assert [parameter.grad is None for parameter in model.parameters()] == [True, True, False, False]
-    model = make_model()
-
-    def inner(batch):
-        if len(sizes) == 3:
-            raise torch.OutOfMemoryError(MEMORY)
-        return loss_of(model)(batch)
-
-    loss, sizes = sizes_seen(inner)
+    loss, sizes = sizes_seen(loss_of(model, most_rows=4))
     step = AdaptiveStep(model, loss, max_rows=8, on_event=silent, check=False)
     step(make_batch(num_rows=4))
+    assert [parameter.grad is None for parameter in model.parameters()] == [True, True, False, False]
     model.append(nn.Linear(3, 3))
     assert_as_whole(model, step, make_batch(), oracle(model, make_batch()))
-    assert sizes == [4, 8, 4, 2, 2, 2, 2, 2, 2]
+    assert sizes == [4, 8, 4, 4, 4]
 
 
 def test_other_errors_pass_through_failures_are_logged_and_a_row_that_never_fits_is_named(caplog):
-    model, mistake = make_model(), KeyError("inputs")
-
-    def loss(batch):
-        raise mistake
-
-    with pytest.raises(KeyError) as raised:
-        AdaptiveStep(model, loss)(make_batch())
-    assert raised.value is mistake
+    model = make_model()
+    with pytest.raises(KeyError, match="inputs"):
+        AdaptiveStep(model, lambda batch: {}["inputs"])(make_batch())
     with caplog.at_level(logging.WARNING, logger="brim"):
         AdaptiveStep(model, loss_of(model, most_rows=6))(make_batch())
     out = f"out of memory in the forward pass of 12 rows: {MEMORY}"
@@ -335,14 +320,14 @@ def test_a_mean_is_noticed(dropout):
 
 
 def test_the_check_leaves_no_trace():
-    model, calls, found = make_model(dropout=0.5), [], []
+    model, found = make_model(dropout=0.5), []
     model[0].eval()
 
-    def loss(batch):
-        calls.append((len(batch[0]), model.training, model[0].training))
+    def note(batch):
         torch.rand(1)
-        return loss_of(model)(batch)
+        return len(batch[0]), model.training, model[0].training
 
+    loss, calls = noting(loss_of(model), note)
     for check in (True, False):
         torch.manual_seed(5)
         AdaptiveStep(model, loss, check=check)(make_batch())
