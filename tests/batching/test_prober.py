@@ -128,19 +128,6 @@ def test_a_probe_leaves_no_trace(optimizer, ends, steps_before):
     assert loop.everything() == before
 
 
-def test_training_goes_on_as_if_nothing_had_been_probed():
-    probed, clean = (Loop(OPTIMIZERS["adamw"], steps_before=1) for _ in range(2))
-    torch.manual_seed(1)
-    clean.step(5)
-    clean.step(5)
-    torch.manual_seed(1)
-    probed.step(5)
-    find_batch_size(probed.prober(), how="doubling", most=8)
-    probed.step(5)
-    for one, other in zip(probed.net.parameters(), clean.net.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
 def test_gradients_buffers_settings_and_groups_are_put_back():
     loop = Loop(OPTIMIZERS["adamw"])
     loop.net.first.weight.grad = gradient = torch.full((8, 6), 3.0)
