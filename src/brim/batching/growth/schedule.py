@@ -120,12 +120,10 @@ class BatchSchedule:
         ends = [*(phase.first_sample for phase in self.phases[1:]), total_samples]
         for phase, end in zip(self.phases, ends, strict=True):
             until = min(end, total_samples)
-            if consumed >= until:
-                continue
-            num_steps, reached = _until(consumed, phase.size, num_rows, until)
-            reached = min(reached, total_samples)
-            yield Stretch(size=phase.size, first_sample=consumed, end_sample=reached, num_steps=num_steps)
-            consumed = reached
+            if consumed < until:
+                num_steps, reached = _until(consumed, phase.size, num_rows, until)
+                first, consumed = consumed, min(reached, total_samples)
+                yield Stretch(size=phase.size, first_sample=first, end_sample=consumed, num_steps=num_steps)
 
     def num_steps(self, *, num_rows: int, total_samples: int) -> int:
         """Count the steps of a run of so many samples."""
@@ -133,18 +131,12 @@ class BatchSchedule:
 
     def samples_of_steps(self, *, num_rows: int, num_steps: int) -> int:
         """Count the samples that so many steps consume; O(phases)."""
-        consumed, left = 0, num_steps
-        for number, phase in enumerate(self.phases):
-            if number + 1 < len(self.phases):
-                until = self.phases[number + 1].first_sample
-                if consumed >= until:
-                    continue
-                steps, reached = _until(consumed, phase.size, num_rows, until)
-                if steps <= left:
-                    consumed, left = reached, left - steps
-                    continue
-            return _after(consumed, phase.size, num_rows, left)
-        raise AssertionError("the last phase has no end")
+        left = num_steps
+        for each in self.stretches(num_rows=num_rows, total_samples=num_steps * num_rows):
+            if left <= each.num_steps:
+                return _after(each.first_sample, each.size, num_rows, left)
+            left -= each.num_steps
+        return 0
 
 
 def _doubled(initial: int, final: int) -> list[int]:
