@@ -104,7 +104,8 @@ class Prober:
             is_count = isinstance(returned, int) and not isinstance(returned, bool)
             total += returned if is_count else 1
             del returned  # a loss may hold the whole graph
-        _synchronize(self._model)
+        if (device := _device_of(self._model)).type == "cuda":
+            torch.cuda.synchronize(device)
         return total
 
     def _times(self) -> int:
@@ -125,12 +126,6 @@ def probed(size: int, run: Callable[[], int], meter: PeakMeter) -> Probe:
     if isinstance(steps, OutOfMemory):
         return Probe(size=size, steps=0, outcome="out_of_memory", peak_bytes=None, seconds=seconds)
     return Probe(size=size, steps=steps, outcome="fits", peak_bytes=meter.peak_bytes(), seconds=seconds)
-
-
-def _synchronize(model: nn.Module) -> None:
-    device = _device_of(model)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _device_of(model: nn.Module) -> torch.device:
