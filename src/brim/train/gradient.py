@@ -97,13 +97,12 @@ class Gradient:
         by_loss = [number for number, part in enumerate(parts) if not math.isfinite(part.loss.item())]
         if by_loss:
             return by_loss
-        everyone = list(range(len(parts)))
         random_after = random_states()
         restore_random_states(outcome.random_before)  # the same dropout
         try:
             # Where each gradient is finite, it is their sum that is not.
             found = attempt(lambda: [number for number, part in enumerate(parts) if not self._is_finite(part)])
-            return everyone if isinstance(found, OutOfMemory) else found or everyone
+            return list(range(len(parts))) if isinstance(found, OutOfMemory) or not found else found
         finally:
             self.drop()
             restore_random_states(random_after)

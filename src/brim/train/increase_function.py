@@ -78,11 +78,12 @@ def expand(
     Raises InputError where it raises, returns something other than a whole number, or would leave no row.
     What it prints goes to standard error, since standard output may be JSON.
     """
+    assert (num_samples is None) != (num_steps is None), "a run has one end"
     answers = dict(known or {})
     sizes: list[int] = []
     refused: list[RefusedIncrease] = []
     size, steps = first_size, 0
-    while not _is_over(len(sizes) * num_rows, num_samples, steps, num_steps):
+    while steps < num_steps if num_steps is not None else len(sizes) * num_rows < (num_samples or 0):
         done = len(sizes)
         if done >= MAX_EPOCHS:
             raise _error(f"the run has more than {MAX_EPOCHS:,} epochs", fix="use trainer.batch_schedule instead")
@@ -97,11 +98,6 @@ def expand(
         steps += -(-num_rows // size)
     schedule = BatchSchedule.of((epoch * num_rows, size) for epoch, size in enumerate(sizes))
     return Increases(schedule=schedule, refused=tuple(refused), num_epochs=len(sizes), answers=answers)
-
-
-def _is_over(samples: int, num_samples: int | None, steps: int, num_steps: int | None) -> bool:
-    assert (num_samples is None) != (num_steps is None), "a run has one end"
-    return samples >= num_samples if num_samples is not None else steps >= (num_steps or 0)
 
 
 def _increase(function: Callable[[int, int], object], epoch: int, size: int) -> int:

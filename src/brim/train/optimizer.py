@@ -262,7 +262,11 @@ def build_optimizer(settings: OptimizerConfig, parameters: Iterable[Parameter]) 
     keys = settings.model_dump(exclude={"type"})
     if settings.type in _OF_TORCH:
         return _OF_TORCH[settings.type](list(parameters), lr=0.0, **keys)  # type: ignore[call-arg]
-    return _from_bitsandbytes(settings.type, keys, list(parameters))
+    require_bitsandbytes()
+    import bitsandbytes as bnb
+
+    optimizer: Optimizer = getattr(bnb.optim, _OF_BITSANDBYTES[settings.type])(list(parameters), lr=0.0, **keys)
+    return optimizer
 
 
 def states_in_32_bits(settings: OptimizerConfig, parameters: Sequence[Parameter]) -> str | None:
@@ -276,11 +280,3 @@ def states_in_32_bits(settings: OptimizerConfig, parameters: Sequence[Parameter]
         f"{settings.type}: {len(small):,} of {len(parameters):,} trained weights, {elements:,} elements in all, have "
         f"fewer than {least:,} elements and keep 32-bit states (trainer.optimizer.min_8bit_size)"
     )
-
-
-def _from_bitsandbytes(name: str, keys: dict[str, Any], parameters: list[Parameter]) -> Optimizer:
-    require_bitsandbytes()
-    import bitsandbytes as bnb
-
-    optimizer: Optimizer = getattr(bnb.optim, _OF_BITSANDBYTES[name])(parameters, lr=0.0, **keys)
-    return optimizer

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -220,18 +220,14 @@ def _unwritable(path: Path, error: OSError) -> Problem:
 def _locked(path: Path, kind: int) -> Iterator[bool]:
     """Hold a lock on the folder; yield whether it could be had."""
     descriptor = os.open(path, os.O_RDONLY)
+    is_ours = False
     try:
-        yield _lock(descriptor, kind)
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            is_ours = True
+        yield is_ours
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _holds_anything(path: Path) -> bool:

@@ -63,17 +63,13 @@ class BatchCourse:
         """Return the rows of the step that begins there; the end of an epoch or of the run may cut it."""
         return self._length.schedule.size_at(consumed_samples) if self._adaptation is None else self._adaptation.size
 
-    @property
-    def final_size(self) -> int:
-        """Return the size that a point of the curve stands for, and that learning rates are relative to."""
-        return self._length.schedule.final_size
-
     def switch(self, size: int) -> Mapping[str, Any] | None:
         """Return the event, without its step, where the next step has another size than the one before."""
         before = self._last_size
         if before in (0, size):
             return None
-        return {"event": "schedule", "before": before, "effective_batch_size": size, "reason": self._reason()}
+        reason = "schedule" if self._adaptation is None else self._noise.in_words()
+        return {"event": "schedule", "before": before, "effective_batch_size": size, "reason": reason}
 
     def stepped(self, size: int) -> None:
         """Note that a step of this size is over, whether or not it updated the weights."""
@@ -115,8 +111,8 @@ class BatchCourse:
         return self._point_at(consumed_samples) if is_over and self._point.num_steps else None
 
     def _point_at(self, consumed: int) -> Mapping[str, Any] | None:
-        is_over = consumed >= self._length.total_samples
-        if consumed // self.final_size == self._point.since_sample // self.final_size and not is_over:
+        size, is_over = self._length.schedule.final_size, consumed >= self._length.total_samples
+        if consumed // size == self._point.since_sample // size and not is_over:
             return None
         point, self._point = self._point, _Point(since_sample=consumed)
         return {
@@ -133,11 +129,6 @@ class BatchCourse:
         if self._adaptation is not None:
             state["adaptation"] = asdict(self._adaptation)
         return state
-
-    def _reason(self) -> str:
-        if self._adaptation is None:
-            return "schedule"
-        return self._noise.in_words()
 
 
 _ScheduleFor = Callable[[int], BatchSchedule]  # of a run of so many samples
