@@ -4,7 +4,7 @@ import copy
 import json
 import logging
 import math
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 
 import numpy as np
 import pytest
@@ -143,41 +143,20 @@ def test_weights_and_losses_of_each_row_are_those_of_the_whole_batch():
 
 
 Pair = namedtuple("Pair", ["inputs", "targets"])
-COLUMNS = {
-    "tuple": lambda x, y: (x, y),
-    "list": lambda x, y: [x, y],
-    "named tuple": Pair,
-    "dictionary": lambda x, y: {"x": x, "y": y, "temperature": 1.0, "names": [str(i) for i in range(len(y))]},
-    "arrays": lambda x, y: {"x": (x.numpy(),), "y": y.numpy()},
-}
-
-
-@pytest.mark.parametrize("form", COLUMNS)
-def test_columns_of_any_form_are_cut_by_rows(form):
-    model, (inputs, targets) = make_model(), make_batch()
-
-    def inner(batch):
-        values = list(batch.values()) if isinstance(batch, dict) else list(batch)
-        x = values[0][0] if isinstance(values[0], tuple) else values[0]
-        return F.cross_entropy(model(torch.as_tensor(x)), torch.as_tensor(values[1]), reduction="sum")
-
-    loss, seen = noting(inner, lambda batch: batch)
-    batch = COLUMNS[form](inputs, targets)
-    step = AdaptiveStep(model, loss, max_rows=5, check=False)
-    assert_as_whole(model, step, batch, oracle(model, (inputs, targets)))
-    assert {type(piece) for piece in seen} == {type(batch)}
-    if form == "dictionary":
-        assert [piece["names"] for piece in seen] == [list("01234"), list("56789"), ["10", "11"]]
-        assert [piece["temperature"] for piece in seen] == [1.0] * 3
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8))
 @example([0, 2, 1, 3])  # looks like neighbours
-def test_rows_are_taken_in_the_order_that_is_asked_for(rows):
-    columns = {"tensor": torch.arange(6), "array": np.arange(6), "names": list("abcdef"), "pair": (torch.arange(6), 7)}
+def test_rows_are_taken_in_the_order_that_is_asked_for_from_columns_of_any_form(rows):
+    tensor = torch.arange(6)
+    named = Pair(tensor, OrderedDict(names=list("abcdef")))
+    columns = {"tensor": tensor, "array": np.arange(6), "pair": (tensor, 7), "list": [tensor], "named": named}
     taken = take_rows(columns, np.array(rows), samples=False)
-    assert taken["tensor"].tolist() == taken["array"].tolist() == taken["pair"][0].tolist() == rows
-    assert (taken["names"], taken["pair"][1]) == (["abcdef"[row] for row in rows], 7)
+    assert [type(column) for column in taken.values()] == [torch.Tensor, np.ndarray, tuple, list, Pair]
+    by_row = [taken["tensor"], taken["array"], taken["pair"][0], taken["list"][0], taken["named"].inputs]
+    assert [column.tolist() for column in by_row] == [rows] * 5
+    assert (taken["pair"][1], taken["named"].targets) == (7, OrderedDict(names=["abcdef"[row] for row in rows]))
+    assert type(taken["named"].targets) is OrderedDict
     assert take_rows(list(range(6)), np.array(rows), samples=True) == rows
 
 
