@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from tests.train.scarce import rows_of, run_length
 
-from brim.batching.growth import Adaptation, BatchSchedule, NoiseMeasurement
+from brim.batching.growth import BatchSchedule, NoiseMeasurement
 from brim.config import load_config
 from brim.data.tokens import rows_of_step
 from brim.train import RunLength
@@ -216,97 +216,46 @@ def test_a_function_that_changes_nothing_is_told():
         assert f"changes nothing: it returned 0 for {epochs}, so every update is of 16 rows" in note
 
 
-# The effective batch from step to step
+# The effective batch from step to step; tests/integration/test_batch_schedule.py walks whole runs
 
 
-RAMP = BatchSchedule.of([(0, 2), (6, 4), (10, 8)])
+def course(schedule, *, every=None, total=40):
+    return BatchCourse(RunLength(num_rows=40, schedule=schedule, total_samples=total), measure_every=every, saved={})
 
 
-def course(schedule=RAMP, *, saved=None, every=None, total=40, **changes):
-    length = RunLength(num_rows=40, schedule=schedule, total_samples=total, **changes)
-    return BatchCourse(length, measure_every=every, saved=saved or {})
+def ramped(total=40):
+    return course(BatchSchedule.of([(0, 2), (6, 4), (10, 8)]), total=total)
 
 
-def step_taken(number, rows, consumed):
-    return {"loss": float(number), "num_supervised_tokens": 10 * rows, "consumed_samples": consumed}
-
-
-def walked(found, total=40, *, replaced_before=None):
-    """(size, rows, event, point) of each step, with the losses 1, 2, 3, …; another one goes on from the state of one."""
-    consumed, steps = 0, []
-    while consumed < total:
-        if len(steps) == replaced_before:
-            found = course(saved=json.loads(json.dumps(found.state())))
-        size = found.size(consumed)
-        event = found.switch(size)
-        assert found.switch(size) == event  # told again where its step was not finished
-        found.stepped(size)
-        rows = min(size, total - consumed)
-        consumed += rows
-        steps.append((size, rows, event, found.take_loss(**step_taken(len(steps) + 1, rows, consumed))))
-    return steps
-
-
-def test_sizes_switches_and_points_are_those_of_the_schedule():
-    """A point of the curve comes once the rows of a final batch are consumed."""
-    steps = walked(course())
-    assert [size for size, *_ in steps] == [2, 2, 2, 4, 8, 8, 8, 8]
-    assert [rows for _, rows, *_ in steps][-1] == 6
-    events = [event for _, _, event, _ in steps if event]
-    assert [(each["before"], each["effective_batch_size"]) for each in events] == [(2, 4), (4, 8)]
-    assert {each["reason"] for each in events} == {"schedule"}
-    points = [point for *_, point in steps]
-    assert [point and point["num_steps"] for point in points] == [None, None, None, 4, 1, 1, 1, 1]
-    # 2, 2, 2 and 4 rows of ten tokens each, with the losses 1 to 4
-    assert points[3]["loss"] == pytest.approx((20 * 1 + 20 * 2 + 20 * 3 + 40 * 4) / 100)
-    assert points[4]["loss"] == 5
-    # Each step is a point already.
-    assert [point for *_, point in walked(course(BatchSchedule.constant(8)))] == [None] * 5
-    for stopped_after in range(1, 8):
-        assert walked(course(), replaced_before=stopped_after) == steps
+def test_a_switch_is_told_until_its_step_is_over():
+    found = ramped()
+    assert found.switch(2) is None
+    found.stepped(2)
+    event = {"event": "schedule", "before": 2, "effective_batch_size": 4, "reason": "schedule"}
+    assert found.switch(4) == found.switch(4) == event
+    found.stepped(4)
+    assert found.switch(4) is None
 
 
 def test_a_step_that_was_left_out_does_not_lose_the_point():
-    found, ended = course(), course(total=14)
+    found, ended = ramped(), ramped(total=14)
     for each in (found, ended):
         for consumed in (2, 4, 6):
-            assert each.take_loss(**step_taken(1, 1, consumed)) is None
+            assert each.take_loss(loss=1.0, num_supervised_tokens=10, consumed_samples=consumed) is None
     # the step to 10 was left out
-    assert found.take_loss(**step_taken(3, 1, 18)) == {"event": "point", "loss": 1.5, "num_steps": 4}
+    point = found.take_loss(loss=3.0, num_supervised_tokens=10, consumed_samples=18)
+    assert point == {"event": "point", "loss": 1.5, "num_steps": 4}
     assert ended.left_out(10) is None
     assert ended.left_out(14) == {"event": "point", "loss": 1.0, "num_steps": 3}  # it ends the curve
     assert ended.left_out(14) is None
-    assert course(total=2).left_out(2) is None
-
-
-def loud(found):
-    return found.take_noise(NoiseMeasurement(squared_gradient=1.0, gradient_variance=1000.0))
-
-
-def test_the_batch_follows_the_noise_and_says_so():
-    start = Adaptation(size=2, smallest=2, largest=16)
-    found = course(BatchSchedule.constant(2), every=3, adaptation=start)
-    assert [step for step in range(10) if found.measures(step)] == [0, 3, 6, 9]
-    sizes = []
-    for _ in range(12):
-        size = found.size(0)
-        sizes.append(size)
-        event = found.switch(size)
-        found.stepped(size)
-        if event:
-            assert event["reason"] == "noise scale 1000.0 rows"
-        loud(found)
-        found = course(
-            BatchSchedule.constant(2), every=3, adaptation=start, saved=json.loads(json.dumps(found.state()))
-        )  # at every step
-    assert sizes == sorted(sizes)
-    assert set(sizes) == {2, 4, 8}
+    assert ramped(total=2).left_out(2) is None
 
 
 def test_measuring_alone_moves_nothing_and_a_step_without_a_measurement_has_no_fields():
-    found = course(BatchSchedule.constant(4), every=1)
+    found = course(BatchSchedule.constant(4), every=3)
+    assert [step for step in range(10) if found.measures(step)] == [0, 3, 6, 9]
     for _ in range(9):
-        fields = loud(found)
+        fields = found.take_noise(NoiseMeasurement(squared_gradient=1.0, gradient_variance=1000.0))
     assert fields == {"noise_scale": pytest.approx(1000.0), "gradient_variance": 1000.0, "squared_gradient": 1.0}
     assert found.size(0) == 4
-    assert course().take_noise(None) == {}
+    assert ramped().take_noise(None) == {}
