@@ -112,24 +112,6 @@ def step_of(task, backward=None, **settings):
     )
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("number", range(4))
-def test_a_failure_at_any_micro_batch_changes_nothing_but_the_cut(number, where):
-    clean, task = Task(max_rows=2).train(), Task(max_rows=2, failures={number: where})
-    losses, gradients = task.train()
-    assert losses == pytest.approx(clean[0], rel=1e-6)
-    for expected, actual in zip(clean[1], gradients, strict=True):
-        assert (actual - expected).norm() / expected.norm() < 1e-6
-    oom = {"micro_batch": number + 1, "num_micro_batches": 4, "rows": 2, "padded_length": [8, 6, 4, 3][number]}
-    what = {"predicted_bytes": None, "where": where, "message": "CUDA out of memory. Tried to allocate 2.00 GiB."}
-    assert task.events == [
-        {"event": "oom", **oom, **what},
-        {"event": "cap", "before": 2, "after": 1, "unit": "rows"},
-        {"event": "replay", "num_micro_batches": 8},
-    ]
-    assert task.num_passes == (number + 1) + 3 * 8
-
-
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_given_the_same_cuts_all_is_bit_equal_and_as_many_random_numbers_are_drawn(where, dropout):
