@@ -11,7 +11,7 @@ from tests.batching.cost_examples import costs, cut, jagged_surfaces, linear_cos
 from tests.properties import examples
 
 from brim.batching import ByLength, ByRows, CapChange
-from brim.batching.microbatch import FIRST_WAIT_STEPS, Cap, cut_by_rows, groups_in_order
+from brim.batching.microbatch import FIRST_WAIT_STEPS, Cap, cut_by_rows
 from brim.batching.partition import MOST_ROWS_FOR_ALL_PAIRS
 
 LENGTHS = st.lists(st.integers(1, 120), min_size=1, max_size=40)
@@ -335,13 +335,13 @@ def test_rows_halve_and_come_back():
 
 
 def test_groups_are_of_equal_size_and_more_where_one_does_not_fit():
-    def sizes(*asked, num_groups=8, longest=lambda start, most: most):
-        return [stop - start for start, stop in groups_in_order(*asked, num_groups=num_groups, longest=longest)]
+    def sizes(lengths, num_groups=8):
+        by_length = ByLength(costs=linear_costs(), cap_bytes=1000 + 10 * 600)
+        return [part.num_rows for part in by_length.cut_in_order(lengths, num_groups=num_groups)]
 
-    assert [sizes(num_rows) for num_rows in (0, 1, 5, 8)] == [[], [1], [1] * 5, [1] * 8]
-    assert [sizes(num_rows) for num_rows in (9, 20, 64)] == [[2] + [1] * 7, [3] * 4 + [2] * 4, [8] * 8]
-    narrow = sizes(30, num_groups=4, longest=lambda start, most: min(most, 3 if start < 10 else 6))
-    assert narrow == [3, 3, 3, 3, 6, 6, 6]
+    assert [sizes([1] * num_rows) for num_rows in (0, 1, 5, 8)] == [[], [1], [1] * 5, [1] * 8]
+    assert [sizes([1] * num_rows) for num_rows in (9, 20, 64)] == [[2] + [1] * 7, [3] * 4 + [2] * 4, [8] * 8]
+    assert sizes([200] * 10 + [100] * 20, num_groups=4) == [3, 3, 3, 3, 6, 6, 6]
 
 
 @given(

@@ -2,14 +2,14 @@
 
 `ByLength` takes as many rows together as cost the least time under a cap in bytes; `ByRows` takes a fixed number of
 rows. `Cap` is the limit of either: it is lowered when memory runs out and raised again after clean steps. The state
-of a `Cutter` goes into the checkpoint, and `cutter_of` restores it. `groups_in_order` forms groups of neighbours in
-the batch's own order, for measurements that ask for random groups of rows.
+of a `Cutter` goes into the checkpoint, and `cutter_of` restores it. Groups of neighbours in the
+batch's own order are for measurements that ask for random groups of rows.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -56,13 +56,15 @@ class Cutter(ABC):
         """Take every row once, in order: about `num_groups` micro-batches, more where the cap asks for it.
 
         Rows of a batch are in random order, so that these are random groups of them, which neighbours in length are
-        not. As in `cut`, a row that is over the cap alone is a micro-batch by itself.
+        not. As in `cut`, a row that is over the cap alone is a micro-batch by itself. num_groups: at least 1; those
+        that fit are of equal size, and of one row where there are no more rows than groups.
         """
         tokens = np.asarray(lengths, dtype=np.int64)
-        groups = groups_in_order(
-            len(tokens), num_groups=num_groups, longest=lambda start, most: self._together(tokens[start:], most)
-        )
-        return self._formed(np.arange(len(tokens)), tokens, [0, *(stop for _, stop in groups)]) if groups else []
+        bounds = [0]
+        while bounds[-1] < len(tokens):
+            rows_left, groups_left = len(tokens) - bounds[-1], max(1, num_groups + 1 - len(bounds))
+            bounds.append(bounds[-1] + self._together(tokens[bounds[-1] :], most=-(-rows_left // groups_left)))
+        return self._formed(np.arange(len(tokens)), tokens, bounds) if len(tokens) else []
 
     def lower(self, failed: MicroBatch) -> CapChange | None:
         """Cut smaller from now on, since this micro-batch ran out of memory. None where it is a single row."""
@@ -263,24 +265,6 @@ class CapChange:
     before: int
     after: int
     unit: str
-
-
-def groups_in_order(num_rows: int, *, num_groups: int, longest: Callable[[int, int], int]) -> list[tuple[int, int]]:
-    """Return the first row of each group and the first after it: every row once, in order, groups of equal size.
-
-    num_groups: at least 1. All groups are of one row where there are no more rows than groups. longest: of the rows
-    from a position, and of so many at most, how many fit together; at least 1. Where it is fewer than a group should
-    have, there are more groups.
-    """
-    groups: list[tuple[int, int]] = []
-    start = 0
-    while start < num_rows:
-        groups_left = max(1, num_groups - len(groups))
-        wanted = -(-(num_rows - start) // groups_left)
-        stop = start + longest(start, wanted)
-        groups.append((start, stop))
-        start = stop
-    return groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
