@@ -135,11 +135,8 @@ def build_job(
 
 def stopping_of(trainer: FinetuneTrainer) -> Stopping:
     """Return the rule by which evaluations end the run."""
-    return Stopping(
-        metric=trainer.validation_metric or "loss",
-        higher_is_better=(trainer.validation_metric or "loss").endswith("accuracy"),
-        patience=trainer.early_stop,
-    )
+    metric = trainer.validation_metric or "loss"
+    return Stopping(metric=metric, higher_is_better=metric.endswith("accuracy"), patience=trainer.early_stop)
 
 
 def measure_every(trainer: FinetuneTrainer) -> int | None:

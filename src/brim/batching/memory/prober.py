@@ -165,7 +165,7 @@ def no_trace(
             *_keep_buffers(model, copies),
             *_keep_attributes(model),
             *_keep_random_states(),
-            *(_keep_other(other) for other in others),
+            *(partial(other.load_state_dict, copy.deepcopy(other.state_dict())) for other in others),
         ]
         if optimizer is not None:
             put_back += _keep_optimizer(optimizer, weights, copies)
@@ -225,10 +225,6 @@ def _keep_random_states() -> Iterator[_PutBack]:
     yield partial(restore_random_states, of_torch)
     yield partial(np.random.set_state, of_numpy)
     yield partial(random.setstate, of_python)
-
-
-def _keep_other(other: Stateful) -> _PutBack:
-    return partial(other.load_state_dict, copy.deepcopy(other.state_dict()))
 
 
 def _keep_optimizer(optimizer: Optimizer, weights: Sequence[Tensor], copies: Copies) -> list[_PutBack]:
