@@ -1,8 +1,6 @@
 """Costs by shape, what fits under a cap, both ways of dynamic programming, and what all effective batches come to."""
 
-import json
 from collections import Counter
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -80,13 +78,6 @@ def test_straight_between_kinks(surface, length, rows):
     if not np.any((surface.kinks > low) & (surface.kinks < high)):
         middle = float(surface(rows, length) + surface(rows + 2, length)) / 2
         assert float(surface(rows + 1, length)) == pytest.approx(middle, rel=1e-9)
-
-
-@given(costs=costs(), rows=st.integers(1, 99), length=st.integers(1, 150))
-def test_costs_through_json(costs, rows, length):
-    again = Costs.from_dict(json.loads(json.dumps(asdict(costs))))
-    assert again == costs
-    assert again.peak_bytes(rows, length) == costs.peak_bytes(rows, length)
 
 
 @given(
