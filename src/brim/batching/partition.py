@@ -87,7 +87,7 @@ def cut_totals(
         return _totals([_by_rows(each, fixed_rows) for each in (batches, rest)], num_steps, num_steps, tokens, costs)
     terms = Terms(costs=costs, cap_bytes=cap_bytes, largest=largest, lone_rows_may_exceed=lone_rows_may_exceed)
     _require_each_fits(terms, tokens)
-    looked_at = _evenly_chosen(batches, _most_steps(batch_size))
+    looked_at = _evenly_chosen(batches)
     cut_up = [_cut_all(terms, looked_at), _cut_all(terms, rest)]
     return _totals(cut_up, [len(looked_at), len(rest)], [len(batches), len(rest)], tokens, costs)
 
@@ -100,16 +100,12 @@ def _sorted_batches(tokens: NDArray[np.int64], batch_size: int) -> tuple[NDArray
     return -np.sort(-full, axis=1), -np.sort(-rest[None], axis=1)[: len(rest)]
 
 
-def _most_steps(batch_size: int) -> int:
-    if batch_size > MOST_ROWS_FOR_ALL_PAIRS:
-        return max(1, _MOST_ROWS_IN_QUEUES // batch_size)
-    return _MOST_PAIRS // batch_size**2
-
-
-def _evenly_chosen(batches: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    if len(batches) <= most:
-        return batches
-    return batches[np.arange(most) * len(batches) // most]
+def _evenly_chosen(batches: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return as many batches [B, n] as can be looked at in the time that there is."""
+    size = batches.shape[1]
+    by_pairs = size <= MOST_ROWS_FOR_ALL_PAIRS
+    most = _MOST_PAIRS // size**2 if by_pairs else max(1, _MOST_ROWS_IN_QUEUES // size)
+    return batches if len(batches) <= most else batches[np.arange(most) * len(batches) // most]
 
 
 def _require_each_fits(terms: Terms, tokens: NDArray[np.int64]) -> None:
