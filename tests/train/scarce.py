@@ -59,17 +59,16 @@ def make_model(dropout=0.0) -> LlamaForCausalLM:
 class Shortage:
     """Memory runs out in passes of these numbers, counted from 1 over the run, replays with them."""
 
-    def __init__(self, model: nn.Module, *, forward=(), backward=(), rows_above=None) -> None:
+    def __init__(self, model: nn.Module, *, forward=(), backward=()) -> None:
         self.num_passes = 0
-        self.forward, self.backward, self.rows_above = set(forward), set(backward), rows_above
+        self.forward, self.backward = set(forward), set(backward)
         model.register_forward_hook(self._after_forward)
 
     def _after_forward(self, model, inputs, output):
         if not torch.is_grad_enabled():
             return
         self.num_passes += 1
-        too_many = self.rows_above is not None and output.logits.shape[0] > self.rows_above
-        if self.num_passes in self.forward or too_many:
+        if self.num_passes in self.forward:
             raise torch.OutOfMemoryError(OUT)
         if self.num_passes in self.backward:
             output.logits.register_hook(self._in_backward)

@@ -152,7 +152,7 @@ def test_hooks_are_there_while_a_step_is_measured_and_not_after_it_failed():
         summed(gradient, FEW, measures_noise=True)
         summed(gradient, FEW)
     assert seen == [num_parameters] * 5 + [0] * 5
-    Shortage(model, rows_above=0)
+    Shortage(model, forward=range(1, 100))
     with pytest.raises(OutOfMemoryError, match="ran out of memory twice"):
         summed(gradient, FEW, measures_noise=True)
     assert num_hooks() == 0
