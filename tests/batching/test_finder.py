@@ -94,19 +94,13 @@ def test_linear_goes_on_from_a_peak_that_does_not_grow_yet_and_doubles_where_not
     assert "since there is no limit in bytes" in search(1230, how="linear")[0].reason
 
 
-def test_a_right_prediction_takes_one_probe():
-    for predicted in ({"bytes_of": Device(1230).peak}, {"predicted": lambda: 23}):
-        found, tried = search(1230, limit_bytes=1230, **predicted)
-        assert (found.size, tried) == (23, [23])
-    assert found.reason == "predicted 23; 23 ran and fitted with a peak of 1.2 KiB of 1.2 KiB; 1 probe"
-
-
 @pytest.mark.parametrize(
     ("factor", "sizes"),  # predicted over true bytes of what the rows add; 10,000 rows fit
     [
         (0.5, [20_000, 10_000]),
         (0.8, [12_500, 6_250, 10_000]),
         (0.99, [10_101, 5_050, 10_000]),
+        (1.0, [10_000]),
         (1.01, [9_900]),  # within 2%
         (1.1, [9_090, 9_917]),
         (2.0, [5_000, 7_500, 10_000]),
@@ -139,7 +133,7 @@ def test_a_lacking_constant_is_corrected_too_a_peak_above_the_limit_does_not_fit
 
 def test_without_peaks_a_prediction_is_verified_and_nothing_more():
     unseen = {"shows_peaks": False, "most": 10**6, "limit_bytes": 101_000}
-    found, tried = search(101_000, predicted=9_000, **unseen)
+    found, tried = search(101_000, predicted=lambda: 9_000, **unseen)
     assert tried == [9_000]
     assert "peaks are not measured, so whether more would fit is not known" in found.reason
     found, tried = search(101_000, predicted=11_000, **unseen)

@@ -32,7 +32,7 @@ def store(tmp_path):
     return CheckpointStore(tmp_path)
 
 
-def test_what_is_saved_is_loaded_from_safetensors_and_json(store, tmp_path):
+def test_what_is_saved_is_loaded(store):
     assert store.load_newest() == (None, [])
     save(store, 7)
     checkpoint, refused = store.load_newest()
@@ -41,11 +41,6 @@ def test_what_is_saved_is_loaded_from_safetensors_and_json(store, tmp_path):
     assert checkpoint.tensors["model"]["w"].tolist() == [7.0, 7.0, 7.0]
     assert checkpoint.tensors["optimizer"] == {}
     assert torch.equal(checkpoint.tensors["random"]["cpu"], torch.get_rng_state())
-    names = {path.name for path in (tmp_path / "step-00000007").iterdir()}
-    assert names == {"manifest.json", "model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"}
-    digests = json.loads((tmp_path / "step-00000007" / "manifest.json").read_text())
-    assert {*digests, "manifest.json"} == names
-    assert all(len(digest) == 64 for digest in digests.values())
 
 
 def test_the_newest_two_and_the_best_are_kept_and_foreign_folders_stay(store, tmp_path):
