@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections import Counter
@@ -13,10 +12,9 @@ import pytest
 import torch
 from tests.batching.cost_examples import linear_costs
 from tests.gallery import stopped_after
-from tests.integration.conftest import events, steps, told, untimed
+from tests.integration.conftest import events, steps, untimed
 from tests.train.scarce import Run, equal
 
-import brim
 from brim.batching import ByLength, ByRows
 from brim.batching.growth import BatchSchedule
 from brim.data.tokens import rows_of_step
@@ -50,14 +48,6 @@ def heard(run):
 # Two epochs of 20 rows.
 COURSES = {
     "doubling": (RAMP, [2, 2, 2, 2, 2, 4, 4, 2, 8, 8, 4]),
-    "linear": (
-        {**RAMP, "batch_rampup": {"length": "2ba", "from": 2, "shape": "linear", "increment": 3}},
-        [2, 2, 2, 2, 5, 5, 2, 8, 8, 4],
-    ),
-    "equal steps": (
-        {**RAMP, "batch_rampup": {"length": "1ep", "from": 2, "shape": "equal_steps"}},
-        [2, 2, 2, 2, 4, 4, 4, 8, 8, 4],
-    ),
     "downwards": (
         {**RAMP, "effective_batch_size": 3, "batch_rampup": {"length": "0.5dur", "from": 12}},
         [12, 6, 2, 3, 3, 3, 3, 3, 3, 2],
@@ -65,13 +55,11 @@ COURSES = {
     "a table up and down": (
         {"effective_batch_size": 3, "batch_schedule": "0sp:4 10sp:7 30sp:3", **SGD}, [4, 4, 4, 7, 1, 7, 7, 3, 3],
     ),
-    "a table in shares": ({"effective_batch_size": 5, "batch_schedule": "0:20 0.5dur:5", **SGD}, [20, 5, 5, 5, 5]),
     "a function": (
         {"effective_batch_size": 4, "batch_increase_function": lambda epoch, current_batch_size: (0, 3, -6)[epoch],
          "epochs": 3, **SGD},
         [4, 4, 4, 4, 4, 7, 7, 6, *[1] * 20],
     ),
-    "so many steps": ({**RAMP, "batch_rampup": {"length": "0.5dur", "from": 2}, "train_steps": 6}, [2, 2, 2, 4, 8, 2]),
     "so many samples": ({**RAMP, "train_samples": 25}, [2, 2, 2, 2, 2, 4, 4, 2, 5]),
 }  # fmt: skip
 
@@ -116,18 +104,6 @@ def assert_points_are_means(run):
     points = moments(run, "point")
     assert points == expected
     assert sum(point["num_steps"] for point in points) == len(run.log.steps)
-
-
-def test_a_schedule_of_one_size_is_no_schedule_to_the_bit(gallery, tmp_path):
-    none, same = gallery("lora"), tmp_path / "one size"
-    trainer = {**none.config["trainer"], "batch_schedule": "0sp:8"}
-    brim.Model({**none.config, "trainer": trainer}).train(none.data, output_directory=same, say=None)
-    assert told(none.run) == told(same)
-    assert events(same, "point") == events(same, "schedule") == []
-    for file in none.run.rglob("*.safetensors"):
-        assert file.read_bytes() == (same / file.relative_to(none.run)).read_bytes()
-    states = [(run / "checkpoints" / "step-00000008" / "state.json").read_text() for run in (none.run, same)]
-    assert json.loads(states[0])["train"] == json.loads(states[1])["train"]
 
 
 def test_a_ramp_that_goes_on_with_other_micro_batches_keeps_its_sizes_and_rates(train, tmp_path):

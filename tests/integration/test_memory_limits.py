@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,13 +18,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.conftest import make_llama, make_tokenizer
-from tests.gallery import OUT, Scarce, stopped_after, usual
+from tests.gallery import OUT, Scarce, usual
 from tests.integration.conftest import MODEL, events, losses, steps, validation
 from tests.train.scarce import apart
 
 import brim
 from brim.infer.metrics import scores as evaluating
-from brim.train import gradient, job as exporting
+from brim.train import job as exporting
 
 pytestmark = pytest.mark.run
 linux = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS binds on Linux alone")
@@ -54,18 +53,6 @@ def test_an_evaluation_shrinks_once_and_never_the_training_batch(train, tmp_path
     assert losses(run) == losses(clean)
     assert validation(run) == pytest.approx(validation(clean), rel=1e-5)
     assert result.metrics["validation"]["num_rows"] == 4
-
-
-def test_the_limit_goes_with_the_run_unless_the_batch_size_is_another(train, tmp_path, monkeypatch, gallery):
-    with monkeypatch.context() as patch, stopped_after(2) as observer, pytest.raises(KeyboardInterrupt):
-        patch.setattr(gradient, "next_token_loss", Scarce(gradient.next_token_loss, 1))
-        train("4", observer=observer)
-    shutil.copytree(tmp_path / "4", tmp_path / "2")
-    for batch_size, rest in ((4, [8, 4, 8, 8, 8, 4]), (2, [4, 2, 4, 4, 4, 2])):
-        run = tmp_path / str(batch_size)
-        train(run.name, trainer={"batch_size": batch_size}, resume=True)
-        assert [step["num_micro_batches"] for step in steps(run)] == [8, 8, *rest]
-        np.testing.assert_allclose(losses(run), losses(gallery("lora").run), rtol=1e-5)
 
 
 def test_the_model_is_written_at_the_second_try_or_from_the_checkpoints(train, tmp_path, monkeypatch, gallery):
@@ -194,98 +181,6 @@ def test_under_a_real_limit_training_and_evaluation_go_on_and_learn_the_same(tmp
     np.testing.assert_allclose(losses(limited), losses(free), rtol=1e-5)
     assert validation(limited) == pytest.approx(validation(free), rel=1e-5)
     assert [step["num_samples"] for step in steps(limited)] == [32, 64]
-
-
-# A loop of one's own, in a process that may take `limit_mib` MiB more than it has once it is warm
-
-LOOPS = {
-    "free": {},
-    "12 MiB": {"limit_mib": 12},
-    "dropout, 24 MiB": {"limit_mib": 24, "dropout": 0.5, "steps": 1, "again": True},
-    "a row of 32 MiB": {"limit_mib": 24, "large_row": 5},
-}
-# One row keeps about 0.16 MB from its forward for its backward pass: 256 rows take 40 MB, and 16 rows 3.
-LOOP = """
-import torch
-import brim
-from brim.batching.memory import is_out_of_memory
-
-ROWS, WIDTH = 256, 8192
-
-def train(limit_mib=None, dropout=0.0, max_rows=None, large_row=None, steps=3, again=False):
-    torch.manual_seed(0)
-    layers = [layer for _ in range(4) for layer in (torch.nn.Tanh(), torch.nn.Dropout(dropout))]
-    model = torch.nn.Sequential(torch.nn.Linear(8, WIDTH), *layers, torch.nn.Linear(WIDTH, 1))
-    batches = [(torch.randn(ROWS, 8), torch.randn(ROWS, 1)) for _ in range(steps)]
-    if large_row is not None:
-        batches[1][1][large_row] = float("nan")
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def loss(batch):
-        inputs, targets = batch
-        if targets.isnan().any():
-            torch.zeros(32 << 18)
-        return (model(inputs) - targets).square().sum()
-
-    events = []
-    step = brim.AdaptiveStep(model, loss, on_event=events.append, max_rows=max_rows)
-    step(tuple(column[:4] for column in batches[0]))  # what is imported and allocated once
-    optimizer.step()
-    whole_fits, refused, losses = True, None, []
-    if limit_mib is not None:
-        limit(limit_mib)
-        try:
-            loss(batches[0]).backward()
-        except Exception as error:
-            whole_fits = not is_out_of_memory(error)
-    torch.manual_seed(1)
-    try:
-        for batch in batches:
-            losses.append(step(batch))
-            optimizer.step()
-    except brim.OutOfMemoryError as error:
-        refused = str(error)
-    limit()
-    weight = float(sum(p.detach().double().abs().sum() for p in model.parameters()))
-    told = {"losses": losses, "weight": weight, "events": events, "whole_fits": whole_fits, "refused": refused}
-    if again:  # without a limit, in the micro-batches that were found
-        del model, optimizer, step, batches
-        told["free"] = train(dropout=dropout, max_rows=events[-2]["after"], steps=steps)
-    return told
-
-parameter = torch.nn.Parameter(torch.zeros(1))
-parameter.grad = torch.ones(1)
-torch.optim.SGD([parameter]).step()  # imports PyTorch's compiler, once for all
-tell_each_in_a_child(train)
-"""
-
-
-@linux
-@pytest.mark.process
-def test_a_batch_that_does_not_fit_is_learned_all_the_same():
-    loops = told_by(LOOP, json.dumps(LOOPS))
-    free = loops["free"]
-    assert (free["events"], len(free["losses"])) == ([], 3), "without a limit it goes through whole"
-    limited = loops["12 MiB"]
-    assert (limited["whole_fits"], limited["refused"]) == (False, None)
-    assert limited["losses"] == pytest.approx(free["losses"], rel=1e-5)
-    assert limited["weight"] == pytest.approx(free["weight"], rel=1e-6)
-    kinds = [event["event"] for event in limited["events"]]
-    assert kinds == ["oom", "cap", "replay"] * (len(kinds) // 3)
-    assert 1 <= kinds.count("oom") <= 8  # 256, 128, … 2
-    # In the cuts that were found a free run draws the same dropout.
-    limited = loops["dropout, 24 MiB"]
-    *_, cap, replay = limited["events"]
-    assert replay["num_micro_batches"] == 256 // cap["after"]
-    same = limited["free"]
-    assert (same["events"], same["losses"], same["weight"]) == ([], limited["losses"], limited["weight"])
-    # A row that never fits is named, and what was learned before it stays.
-    limited = loops["a row of 32 MiB"]
-    assert limited["refused"].startswith("row 5 of the batch ran out of memory twice in the forward pass")
-    assert "you tried to allocate 33554432 bytes" in limited["refused"]
-    # How far a batch was cut for its first losses depends on what the process holds: alike, not equal.
-    assert limited["losses"] == pytest.approx(free["losses"][:1], rel=1e-5)
-    assert [event["rows"] for event in limited["events"] if event["event"] == "oom"][-2:] == [1, 1]
 
 
 # Engines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -131,39 +132,37 @@ def command(request):
     return request.getfixturevalue("brim")
 
 
-def test_ludwigs_users_configuration_predicts_with_paths_to_local_folders(command, tiny_base, tmp_path, monkeypatch):
+def test_ludwigs_users_configuration_predicts_with_paths_to_local_folders(
+    command, gallery, sums, tmp_path, monkeypatch
+):
     """And nothing but what brim says reaches the terminal."""
     monkeypatch.chdir(tmp_path)
-    settings = config(tiny_base, EIGHT, trainer={"train_steps": 2, "skip_all_evaluation": True})
-    settings["input_features"], settings["output_features"] = (
-        [{"name": name, "type": "text"}] for name in ("dialogue", "summary")
-    )
-    dialogues = [f"Ann: {a} plus {a}?\nBob: {a + a}." for a in range(12)]
-    rows = {"dialogue": dialogues, "summary": [f"They add {a}." for a in range(12)], "split": [0] * 12}
-    brim.Model(settings).train(rows, output_directory="run", say=None)
-    (tmp_path / "dialogues.jsonl").write_text("".join(json.dumps({"dialogue": d}) + "\n" for d in dialogues[:4]))
+    trained = gallery("four_bit")
+    shutil.copytree(trained.run, "run")
+    questions = [{"question": row["question"]} for row in sums[:4]]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
     (tmp_path / "config.yaml").write_text(
         f"""\
 model_type: llm
-base_model: {tiny_base}
-input_features:  [{{name: dialogue, type: text, preprocessing: {{max_sequence_length: 1024}}}}]
-output_features: [{{name: summary, type: text, preprocessing: {{max_sequence_length: 384}}}}]
-prompt: {{template: "Summarize this dialogue:\\n### Dialogue: {{dialogue}}\\n### Synopsis:"}}
+base_model: {trained.config["base_model"]}
+input_features:  [{{name: question, type: text, preprocessing: {{max_sequence_length: 1024}}}}]
+output_features: [{{name: answer, type: text, preprocessing: {{max_sequence_length: 384}}}}]
+prompt: {{template: "Answer this question:\\n### Question: {{question}}\\n### Answer:"}}
 generation: {{temperature: 0.1, max_new_tokens: 512}}
 adapter: {{type: lora, pretrained_adapter_weights: run/model}}
-quantization: {{bits: 8}}
+quantization: {{bits: 4}}
 preprocessing: {{split: {{type: fixed}}}}
 trainer: {{type: none}}
 """
     )
-    predict = ("predict", "config.yaml", "--dataset", "dialogues.jsonl", "--output", "out.jsonl")
+    predict = ("predict", "config.yaml", "--dataset", "rows.jsonl", "--output", "out.jsonl")
     done = command(*predict, "generation.max_new_tokens=8")
     assert done.code == 0
     card = {"model", "data", "batch", "memory", "time", "note", "more", ""}
     assert {line[:8].strip() for line in done.err.splitlines()} <= card
     told = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [row["dialogue"] for row in told] == dialogues[:4]
-    assert all(row["num_response_tokens"] <= 8 and isinstance(row["summary_response"], str) for row in told)
+    assert [{"question": row["question"]} for row in told] == questions
+    assert all(row["num_response_tokens"] <= 8 and isinstance(row["answer_response"], str) for row in told)
 
 
 def test_training_prints_nothing_of_libraries(command, tiny_base, sums_file, tmp_path, monkeypatch):
