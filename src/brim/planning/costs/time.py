@@ -69,16 +69,14 @@ class TimeEstimate:
         )
         return cls(surface=surface, law=law, speed=speed)
 
-    def parts(self, shapes: Sequence[Shape]) -> Parts:
-        """Return what these micro-batches, (rows, tokens of each), are bound by, together."""
+    def parts(self, shapes: Sequence[Shape], *, phase: WorkPhase | None = None) -> Parts:
+        """Return what these micro-batches, (rows, tokens of each), are bound by, together. phase: of them alone."""
         rows, lengths = np.array(shapes, dtype=np.float64).T
-        return roofline(self.law, self.speed, rows * lengths, lengths)
+        return roofline(self.law if phase is None else self.law.of(phase), self.speed, rows * lengths, lengths)
 
     def recomputed(self, shapes: Sequence[Shape]) -> float:
         """Return the share of their time that goes into recomputing activations."""
-        rows, lengths = np.array(shapes, dtype=np.float64).T
-        parts = (self.law, self.law.of("recompute"))
-        total, again = (float(roofline(law, self.speed, rows * lengths, lengths).total_s.sum()) for law in parts)
+        total, again = (float(self.parts(shapes, phase=phase).total_s.sum()) for phase in (None, "recompute"))
         return min(again / total, 1.0)
 
     def advice(self, shapes: Sequence[Shape]) -> tuple[str, ...]:
@@ -184,29 +182,16 @@ class WorkLaw:
     """
 
     places: tuple[WorkPlace, ...]  # K
-    flops: NDArray[np.float64]  # [K, 3]: a, b, c
-    num_bytes: NDArray[np.float64]  # [K, 3]
-    kernels: NDArray[np.float64]  # [K, 3]
+    terms: NDArray[np.float64]  # [3, K, 3]: a, b, c of FLOPs, of bytes and of kernels
 
-    def at(
-        self, num_tokens: ArrayLike, length: ArrayLike
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Return FLOPs, bytes and kernels [K, S] of S shapes."""
-        features = _features(num_tokens, length)
-        flops, num_bytes, kernels = (
-            np.maximum(law @ features, 0.0) for law in (self.flops, self.num_bytes, self.kernels)
-        )
-        return flops, num_bytes, kernels
+    def at(self, num_tokens: ArrayLike, length: ArrayLike) -> NDArray[np.float64]:
+        """Return FLOPs, bytes and kernels [3, K, S] of S shapes."""
+        return np.maximum(self.terms @ _features(num_tokens, length), 0.0)
 
     def of(self, phase: WorkPhase) -> WorkLaw:
         """Return the law of one phase alone."""
         chosen = [number for number, place in enumerate(self.places) if place.phase == phase]
-        return WorkLaw(
-            places=tuple(self.places[number] for number in chosen),
-            flops=self.flops[chosen],
-            num_bytes=self.num_bytes[chosen],
-            kernels=self.kernels[chosen],
-        )
+        return WorkLaw(places=tuple(self.places[number] for number in chosen), terms=self.terms[:, chosen])
 
 
 def work_law(counts: Mapping[Shape, WorkCount]) -> WorkLaw:
@@ -221,18 +206,13 @@ def work_law(counts: Mapping[Shape, WorkCount]) -> WorkLaw:
 def law_through(counted: Sequence[tuple[int, int, WorkCount]]) -> WorkLaw:
     """Return the law through passes over N tokens, each of which attends to T: (N, T, work)."""
     places = tuple(dict.fromkeys(place for _, _, work in counted for place in work.places))
-    nothing = Work(0, 0, 0)
-    found = [[work.places.get(place, nothing) for _, _, work in counted] for place in places]
+    found = [[work.places.get(place, Work(0, 0, 0)) for _, _, work in counted] for place in places]
     num_tokens, lengths = (np.array([each[axis] for each in counted], dtype=np.float64) for axis in (0, 1))
     features = _features(num_tokens, lengths)
     if len(set(lengths)) == 1:
         features[2] = 0.0  # no difference can be seen between N and N·T
-    return WorkLaw(
-        places=places,
-        flops=_fitted(features, [[work.flops for work in line] for line in found]),
-        num_bytes=_fitted(features, [[work.num_bytes for work in line] for line in found]),
-        kernels=_fitted(features, [[work.kernels for work in line] for line in found]),
-    )
+    values = ([[getattr(work, name) for work in line] for line in found] for name in ("flops", "num_bytes", "kernels"))
+    return WorkLaw(places=places, terms=np.array([_fitted(features, each) for each in values]).swapaxes(1, 2))
 
 
 def shapes_to_count(known: Collection[Shape], *, longest: int, short: int, most_rows: int) -> list[Shape]:
@@ -258,13 +238,13 @@ def _features(num_tokens: ArrayLike, length: ArrayLike) -> NDArray[np.float64]:
 
 
 def _fitted(features: NDArray[np.float64], values: list[list[int]]) -> NDArray[np.float64]:
-    """Return [K, 3]: least squares of relative errors, since most values are in proportion to N. values: [K, S]."""
+    """Return [3, K]: least squares of relative errors, since most values are in proportion to N. values: [K, S]."""
     weights = 1.0 / features[1]
     scale = np.maximum(np.abs(features * weights).max(axis=1), 1e-300)
     system = (features * weights / scale[:, None]).T
     wanted = (np.array(values, dtype=np.float64).reshape(len(values), -1) * weights).T
     solved, *_ = np.linalg.lstsq(system, wanted, rcond=1e-9)
-    return np.asarray((solved / scale[:, None]).T)
+    return np.asarray(solved / scale[:, None])
 
 
 def _rank(shapes: Collection[Shape]) -> int:
