@@ -152,9 +152,9 @@ def test_the_reason_compares_with_the_second_best_or_says_why_no_other_was_taken
 
 def test_what_the_configuration_says_is_not_left_open():
     for checkpointing, chunked, left in (
-        (None, None, [0, 1, 2, 3]),
-        (True, None, [2, 3]),
-        (None, False, [1, 3]),
+        ("auto", "auto", [0, 1, 2, 3]),
+        (True, "auto", [2, 3]),
+        ("auto", False, [1, 3]),
         (False, True, [0]),
     ):
         assert ways(checkpointing=checkpointing, chunked=chunked) == [WAYS[number] for number in left]

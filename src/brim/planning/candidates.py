@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -226,12 +226,12 @@ WAYS = (
 _WORTH = 0.02  # a later strategy must be faster by this share: times are not known better
 
 
-def ways(*, checkpointing: bool | None, chunked: bool | None) -> list[Way]:
-    """Return the strategies that the configuration leaves open, best first. None: it says `auto`."""
+def ways(*, checkpointing: bool | Literal["auto"], chunked: bool | Literal["auto"]) -> list[Way]:
+    """Return the strategies that the configuration leaves open, best first."""
     return [
         way
         for way in WAYS
-        if checkpointing in (None, way.gradient_checkpointing) and chunked in (None, way.chunked_loss)
+        if checkpointing in ("auto", way.gradient_checkpointing) and chunked in ("auto", way.chunked_loss)
     ]
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from brim.batching import Costs, Totals, cut_totals
-from brim.config.schema import Config, NoTrainer
+from brim.batching import Costs, cut_totals
+from brim.config.schema import NoTrainer
 from brim.memory import UntraceableError
 from brim.memory.closed_form import forward_bound
 from brim.memory.devices import Budget
@@ -38,10 +39,12 @@ def plan_forward(
     whole_tokens: of batches that are made already, and stay whole where memory allows it; None: as many as make them
     faster.
     """
-    trains = beside_bytes is not None
+    config = session.config
+    if beside_bytes is None:  # the model is loaded only to be run
+        config = config.model_copy(update={"trainer": NoTrainer(chunked_loss=config.trainer.chunked_loss)})
     request = ForwardRequest(
         **ForwardRequest.at_hand(session),
-        config=session.config if trains else _untrained(session.config),
+        config=config,
         held_bytes=0 if llm is None else llm.held_bytes,
         lengths=np.asarray(lengths, dtype=np.int64),
         beside_bytes=beside_bytes,
@@ -117,11 +120,6 @@ class _Job:
         )
 
 
-def _untrained(config: Config) -> Config:
-    """Return the configuration of a model that is loaded only to be run."""
-    return config.model_copy(update={"trainer": NoTrainer(chunked_loss=config.trainer.chunked_loss)})
-
-
 # Rows are taken in the order of their lengths, so many at a time: of a million rows, those of a window differ in
 # length by a thousandth of the spread, and partitioning them takes some ten milliseconds.
 WINDOW_ROWS = 4096
@@ -152,8 +150,9 @@ def forward_plan(
     tokens = -np.sort(-np.asarray(lengths, dtype=np.int64))
     room_bytes = budget.reserved_bytes
     cap_bytes = min(bytes_of_useful(costs, tokens, useful_tokens), room_bytes)
+    partition = partial(cut_totals, tokens, WINDOW_ROWS, costs=costs, largest=largest, lone_rows_may_exceed=True)
     for _ in range(_MOST_ROUNDS):
-        totals, beyond_bytes = _partition_totals(tokens, costs, cap_bytes, largest=largest), 0
+        totals, beyond_bytes = partition(cap_bytes=cap_bytes), 0
         if _MOST_HELD * totals.widest.peak_bytes <= room_bytes:
             break
         beyond_bytes = overhead_bytes([(shape.rows, shape.padded_length) for shape in totals.shapes])
@@ -161,7 +160,7 @@ def forward_plan(
             break
         cap_bytes = room_bytes - beyond_bytes
     else:
-        totals = _partition_totals(tokens, costs, cap_bytes, largest=largest)
+        totals = partition(cap_bytes=cap_bytes)
     widest = totals.widest
     return ForwardPlan(
         budget=budget,
@@ -185,9 +184,3 @@ def bytes_of_useful(costs: Costs, lengths: NDArray[np.int64], useful_tokens: int
     distinct = np.unique(lengths)
     rows = np.maximum(useful_tokens // distinct, 1)
     return int(np.ceil(costs.peak_bytes(rows, distinct).max()))
-
-
-def _partition_totals(lengths: NDArray[np.int64], costs: Costs, cap_bytes: int, *, largest: bool) -> Totals:
-    return cut_totals(
-        lengths, WINDOW_ROWS, costs=costs, cap_bytes=cap_bytes, largest=largest, lone_rows_may_exceed=True
-    )

@@ -7,8 +7,8 @@ partitions them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import replace
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -81,15 +81,16 @@ _MOST_ROWS = 1 << 13  # of a phase that are partitioned, or one step: some tenth
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseCosts:
-    """Hold the phases looked at, and the least and most seconds of the run, which differ where the batch adapts."""
-
-    phases: tuple[PhasePlan, ...]
-    seconds: tuple[float, float]
+Phases: TypeAlias = tuple[PhasePlan, ...]  # those looked at
 
 
-def phase_costs(length: RunLength, task: Task, chosen: Candidate, costs: Costs) -> PhaseCosts:
+Bounds: TypeAlias = tuple[float, float]  # the least and most seconds of a run, which differ where the batch adapts
+
+
+_Step: TypeAlias = tuple[PhasePlan, float]  # of a size, whenever it is taken; seconds of a row's passes, on average
+
+
+def phase_costs(length: RunLength, task: Task, chosen: Candidate, costs: Costs) -> tuple[Phases, Bounds]:
     """Return what the phases of a run take in the chosen strategy. costs: of that strategy.
 
     Of more than 16 phases as many are looked at, evenly chosen; the time of a row in the others is interpolated between
@@ -99,13 +100,12 @@ def phase_costs(length: RunLength, task: Task, chosen: Candidate, costs: Costs) 
         return _adapting(length, task, chosen, costs)
     every = stretches_of(length)
     if length.schedule.is_constant:
-        phase, row_s = _as_chosen(length, chosen)
-        steps = {phase.size: _Step(plan=phase, row_s=row_s)}
+        steps = {length.schedule.final_size: _as_chosen(length, chosen)}
     else:
         steps = _steps(task, chosen, costs, {each.size: each.first_sample for each in reversed(looked_at(every))})
     phases = tuple(
         replace(
-            steps[each.size].plan,
+            steps[each.size][0],
             number=number,
             first_sample=each.first_sample,
             num_samples=each.num_samples,
@@ -115,16 +115,16 @@ def phase_costs(length: RunLength, task: Task, chosen: Candidate, costs: Costs) 
         for number, each in looked_at(list(enumerate(every, start=1)))
     )
     seconds = _seconds(every, steps, chosen.update_s)
-    return PhaseCosts(phases=phases, seconds=(seconds, seconds))
+    return phases, (seconds, seconds)
 
 
 def steps_between(length: RunLength) -> tuple[int, int]:
     """Return the fewest and the most steps of a run whose batch follows what is measured."""
-    fewest, most = (
-        BatchSchedule.constant(size).num_steps(num_rows=length.num_rows, total_samples=length.total_samples)
-        for size in (length.sizes[-1], length.sizes[0])
-    )
-    return fewest, most
+    return _num_steps(length, length.sizes[-1]), _num_steps(length, length.sizes[0])
+
+
+def _num_steps(length: RunLength, size: int) -> int:
+    return BatchSchedule.constant(size).num_steps(num_rows=length.num_rows, total_samples=length.total_samples)
 
 
 def last_step(phase: PhasePlan, *, num_rows: int) -> tuple[int, int]:
@@ -144,23 +144,15 @@ def looked_at(every: Sequence[_T]) -> Sequence[_T]:
     return [every[round(number * (len(every) - 1) / (_MOST_PHASES - 1))] for number in range(_MOST_PHASES)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    plan: PhasePlan  # of a size, whenever it is taken
-    row_s: float  # seconds of a row's passes, on average
-
-
-def _adapting(length: RunLength, task: Task, chosen: Candidate, costs: Costs) -> PhaseCosts:
+def _adapting(length: RunLength, task: Task, chosen: Candidate, costs: Costs) -> tuple[Phases, Bounds]:
     steps = _steps(task, chosen, costs, dict.fromkeys(looked_at(length.sizes), 0))
     runs = [
-        step.row_s * length.total_samples
-        + chosen.update_s * schedule.num_steps(num_rows=length.num_rows, total_samples=length.total_samples)
-        for schedule, step in ((BatchSchedule.constant(size), step) for size, step in steps.items())
+        row_s * length.total_samples + chosen.update_s * _num_steps(length, size) for size, (_, row_s) in steps.items()
     ]
-    return PhaseCosts(phases=tuple(step.plan for step in steps.values()), seconds=(min(runs), max(runs)))
+    return tuple(phase for phase, _ in steps.values()), (min(runs), max(runs))
 
 
-def _as_chosen(length: RunLength, chosen: Candidate) -> tuple[PhasePlan, float]:
+def _as_chosen(length: RunLength, chosen: Candidate) -> _Step:
     """Return the one phase of a constant size, for which the candidate has partitioned an epoch."""
     assert chosen.seconds_per_epoch is not None, "it fits"
     assert chosen.micro_batches_per_step is not None, "it fits"
@@ -199,7 +191,7 @@ def _step(task: Task, chosen: Candidate, costs: Costs, size: int, first_sample: 
         total_bytes=max(chosen.total_bytes + more_bytes, chosen.single_row_bytes),
         seconds_per_step=rows_per_step * row_s + chosen.update_s,
     )
-    return _Step(plan=plan, row_s=row_s)
+    return plan, row_s
 
 
 def _tokens(task: Task, samples: int) -> int:
@@ -209,6 +201,6 @@ def _tokens(task: Task, samples: int) -> int:
 
 def _seconds(every: Sequence[Stretch], steps: Mapping[int, _Step], update_s: float) -> float:
     known = sorted(steps)
-    row_s = np.interp([each.size for each in every], known, [steps[size].row_s for size in known])
+    row_s = np.interp([each.size for each in every], known, [steps[size][1] for size in known])
     passes_s = float(np.dot(row_s, [each.num_samples for each in every]))
     return passes_s + update_s * sum(each.num_steps for each in every)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 import brim
-from brim.config.schema import Config, FinetuneTrainer
+from brim.config.schema import Config
 from brim.memory.devices import Budget
 from brim.planning.costs import versions
 from brim.planning.plan import TrainingPlan
@@ -132,13 +132,11 @@ def plan_facts(
     config: resolved. base_config: the base model's config.json. lengths: tokens of the rows, in the order in which an
     epoch takes them. adapter: the settings that trained weights come with.
     """
-    settings = config.model_dump(mode="json", exclude=_IRRELEVANT)
-    if isinstance(config.trainer, FinetuneTrainer):
-        settings["trainer"] = {k: v for k, v in settings["trainer"].items() if k not in _IRRELEVANT_TO_STEPS}
+    irrelevant: dict[str, Any] = {**dict.fromkeys(_IRRELEVANT, True), "trainer": _IRRELEVANT_TO_STEPS}
     tokens = np.ascontiguousarray(lengths, dtype="<i8")
     return {
         "format": _FORMAT,
-        "settings": settings,
+        "settings": config.model_dump(mode="json", exclude=irrelevant),
         "base": base_config,
         "adapter": adapter,
         "lengths": hashlib.sha256(tokens.tobytes()).hexdigest(),

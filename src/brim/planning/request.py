@@ -111,12 +111,12 @@ class Request:
             return self, correction
         return replace(self, device=replace(self.device, outside_bytes=correction.outside_bytes)), correction
 
-    def budget(self, *, is_at_hand: bool | None = None) -> Budget:
-        """Return the budget beside what the model holds. is_at_hand: None: as the request says."""
+    def budget(self) -> Budget:
+        """Return the budget beside what the model holds."""
         return budget_of(
             self.config.memory,
             self.device,
-            is_at_hand=self.is_at_hand if is_at_hand is None else is_at_hand,
+            is_at_hand=self.is_at_hand,
             held_bytes=self.held_bytes,
             trains=self.trains,
         )
@@ -238,9 +238,9 @@ class PlanRequest(Request):
         )
         if plan.chosen is None or plan.costs is None:
             return plan
-        found = phase_costs(length, self.task, plan.chosen, plan.costs)
-        seconds, between = (found.seconds[0], None) if is_known else (None, found.seconds)
-        return self.with_learning_rates(replace(plan, phases=found.phases, seconds=seconds, seconds_between=between))
+        phases, seconds = phase_costs(length, self.task, plan.chosen, plan.costs)
+        known, between = (seconds[0], None) if is_known else (None, seconds)
+        return self.with_learning_rates(replace(plan, phases=phases, seconds=known, seconds_between=between))
 
     def with_learning_rates(self, plan: TrainingPlan) -> TrainingPlan:
         """Return the plan with this run's learning rates: an earlier plan for the same work may have had others."""
@@ -283,7 +283,7 @@ class PlanRequest(Request):
 
     @property
     def _key(self) -> str:
-        return ".".join(map(str, next(iter(ways_given(self.trainer)), ("trainer", "effective_batch_size"))))
+        return dotted(next(iter(ways_given(self.trainer)), EFFECTIVE))
 
     def _learning_rate(self) -> LearningRate:
         return LearningRate.of(self.trainer, self.rows, self.length, seed=self.config.random_seed)

@@ -24,7 +24,7 @@ from brim.models import own_dropout
 from brim.models.folders import open_adapter
 from brim.notes import Say, status
 from brim.planning.candidates import WayCosts, candidate, choose, verified_strategy, ways
-from brim.planning.costs import Correction, Shape, Traces, TrainingSteps, seconds_of
+from brim.planning.costs import Correction, Shape, TrainingSteps, seconds_of
 from brim.planning.plan import Candidate, LongRow, TrainingPlan, Way, summarize_lengths
 from brim.planning.plan_cache import PlanCache, plan_facts
 from brim.planning.request import PlanRequest
@@ -147,7 +147,8 @@ def _made(
     """
     known: list[WayCosts] = []
     candidates: list[Candidate] = []
-    open_ways = _open_ways(request)
+    trainer = request.trainer
+    open_ways = ways(checkpointing=trainer.enable_gradient_checkpointing, chunked=trainer.chunked_loss)
     num_open, has_more = len(open_ways), False
     for way in open_ways:
         if way in (each.way for each in known):
@@ -175,29 +176,27 @@ def traced(
 
     Raises UntraceableError for an architecture that cannot be traced.
     """
-    steps = partial(TrainingSteps, is_single=request.task.effective_batch_size == 1)
+    task, scale = request.task, correction.scale
+    steps = partial(TrainingSteps, is_single=task.effective_batch_size == 1)
     with request.traces(steps, config=request.config_of(way), is_kept=is_kept) as traces:
-        return _traced(request, way, traces, budget, correction.scale, say)
-
-
-def _traced(request: PlanRequest, way: Way, traces: Traces, budget: Budget, scale: float, say: Say) -> WayCosts:
-    task = request.task
-    basics = traces.basics
-    peak = traces.peak_surface(
-        task.lengths,
-        most_rows=task.fixed_rows or task.effective_batch_size,
-        cap_bytes=round(budget.reserved_bytes / max(scale, 1.0)),
-        context_length=request.folder.context_length,
-    )
-    time = traces.time(
-        task.lengths,
-        longest=task.longest,
-        wide=task.effective_batch_size,
-        most_rows=task.effective_batch_size,
-        known=[(shape[0], shape[1]) for shape in traces.asked if shape],  # by this plan, and no others that are kept
-    )
-    update_s = seconds_of(traces.find(()).work["update"], traces.speed)
-    traces.save()
+        basics = traces.basics
+        peak = traces.peak_surface(
+            task.lengths,
+            most_rows=task.fixed_rows or task.effective_batch_size,
+            cap_bytes=round(budget.reserved_bytes / max(scale, 1.0)),
+            context_length=request.folder.context_length,
+        )
+        time = traces.time(
+            task.lengths,
+            longest=task.longest,
+            wide=task.effective_batch_size,
+            most_rows=task.effective_batch_size,
+            known=[
+                (shape[0], shape[1]) for shape in traces.asked if shape
+            ],  # by this plan, and no others that are kept
+        )
+        update_s = seconds_of(traces.find(()).work["update"], traces.speed)
+        traces.save()
     if traces.note is not None:
         say(traces.note)
     costs = Costs(peak=peak, static_bytes=basics["static"], time=time.surface, scale=scale)
@@ -220,14 +219,6 @@ def _traced(request: PlanRequest, way: Way, traces: Traces, budget: Budget, scal
         bound_by=lambda of: time.parts(of).bound_by,
         advice=time.advice,
         traced_at=traced_at,
-    )
-
-
-def _open_ways(request: PlanRequest) -> list[Way]:
-    trainer = request.trainer
-    checkpointing, chunked = trainer.enable_gradient_checkpointing, trainer.chunked_loss
-    return ways(
-        checkpointing=None if checkpointing == "auto" else checkpointing, chunked=None if chunked == "auto" else chunked
     )
 
 

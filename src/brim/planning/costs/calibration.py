@@ -53,7 +53,6 @@ class RunPeaks:
     # Measured over predicted, of what the shapes add; of the step in which it was most.
     scale: Annotated[float, Field(ge=LEAST_SCALE, le=MOST_SCALE, allow_inf_nan=False)]
     outside_bytes: int | None  # the most that was seen outside PyTorch's allocator; None: nobody looked
-    num_peaks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +86,7 @@ def of_run(peaks: Sequence[Peak], *, static_bytes: int, outside_bytes: int | Non
     ]
     if not telling:
         return None
-    return RunPeaks(scale=_bounded(max(telling)), outside_bytes=outside_bytes, num_peaks=len(telling))
+    return RunPeaks(scale=_bounded(max(telling)), outside_bytes=outside_bytes)
 
 
 def corrected(costs: AnyCosts, probe: Peak) -> AnyCosts:

@@ -70,14 +70,14 @@ class TrainingSteps:
         self.config = config
         self.micro_batches = 2 if accumulates else 1
         self.facts: Mapping[str, object] = {**config.facts, "micro_batches": self.micro_batches}
-        self._traced = replace(traced, training=replace(traced.training, accumulates=accumulates))
+        self.traced = replace(traced, training=replace(traced.training, accumulates=accumulates))
         self._optimizer: OptimizerRecording | None = None
 
     def record(self, shape: Key) -> Recording:
         """Return the recording of rows × tokens."""
         rows, tokens = shape
         with fullest_chunks():
-            return record(self._traced, rows=rows, tokens=tokens)
+            return record(self.traced, rows=rows, tokens=tokens)
 
     def find(self, traces: Traces, shape: Key) -> Found:
         """Return the peak and the work of a micro-batch, forward and backward."""
@@ -94,7 +94,7 @@ class TrainingSteps:
         if self._optimizer is None:
             recording = traces.recording(_SMALLEST)
             with undisturbed():
-                self._optimizer = record_optimizer(self._traced, recording)
+                self._optimizer = record_optimizer(self.traced, recording)
         return self._optimizer
 
     def job(self, traces: Traces, shapes: Sequence[Key]) -> EventStream:
@@ -116,8 +116,6 @@ class TrainingSteps:
         static_bytes = int(live[parts[last].start - 1])
         recorded = traces.live_bytes(recording.stream)[recording.parts[_last_part(recording)][0] - 1]
         unrecorded_bytes = static_bytes - int(recorded)
-        vocabulary = getattr(self._traced.architecture.get_text_config(), "vocab_size", 0)
-        head_trains = any(weight.shape[:1] == (vocabulary,) for weight in recording.trained)
         numbers = {
             "static": static_bytes,
             "state": unrecorded_bytes - _workspace_bytes(stream),
@@ -125,7 +123,7 @@ class TrainingSteps:
             "first_update": int(live[parts["step 1: optimizer"]].max()),
             "update": int(live[parts["step 2: optimizer"]].max()),
             "load": int(live[parts["load"]].max()),
-            "chunk_positions": chunk_rows(vocabulary, head_trains=head_trains) if self.config.has_chunked_loss else 0,
+            "chunk_positions": _chunk_positions(self, [weight.shape for weight in recording.trained]),
         }
         return Found(numbers, {"update": optimizer.work["steady"]})
 
@@ -138,13 +136,13 @@ class ForwardPasses:
     def __init__(self, config: ConfigWorkload) -> None:
         self.config = config
         self.facts: Mapping[str, object] = {**config.facts, "phase": _PASS}
-        self._traced = config.evaluation()
+        self.traced = config.evaluation()
 
     def record(self, shape: Key) -> Recording:
         """Return the recording of rows × tokens."""
         rows, tokens = shape
         with fullest_chunks():
-            return record(self._traced, rows=rows, tokens=tokens)
+            return record(self.traced, rows=rows, tokens=tokens)
 
     def find(self, traces: Traces, shape: Key) -> Found:
         """Return the peak and the work of a pass."""
@@ -154,15 +152,12 @@ class ForwardPasses:
             return Found({"peak": int(live[start:end].max())}, {"pass": recording.work[_PASS]})
         stream = traces.on_device(compose_parts(recording, ["load", _PASS]), recording)
         begin = next(position for position, label in stream.marks if label == _PASS)
-        vocabulary, unrecorded_bytes = (
-            getattr(self._traced.architecture.get_text_config(), "vocab_size", 0),
-            _workspace_bytes(stream),
-        )
+        unrecorded_bytes = _workspace_bytes(stream)
         numbers = {
             "static": int(live[start - 1]) + unrecorded_bytes,
             "unrecorded": unrecorded_bytes,
             "load": int(traces.live_bytes(stream)[:begin].max()),
-            "chunk_positions": chunk_rows(vocabulary, head_trains=False) if self.config.has_chunked_loss else 0,
+            "chunk_positions": _chunk_positions(self, ()),
         }
         return Found(numbers, {})
 
@@ -287,6 +282,14 @@ _TIMES = 2  # that a job's shapes are run through the allocator: what the first 
 
 def _last_part(recording: Recording) -> str:
     return "next" if "next" in recording.parts else "first"
+
+
+def _chunk_positions(workload: TrainingSteps | ForwardPasses, trained: Sequence[tuple[int, ...]]) -> int:
+    """Return the positions of a full chunk of the loss; 0 where all logits are there at once. trained: shapes."""
+    if not workload.config.has_chunked_loss:
+        return 0
+    vocabulary = getattr(workload.traced.architecture.get_text_config(), "vocab_size", 0)
+    return chunk_rows(vocabulary, head_trains=any(shape[:1] == (vocabulary,) for shape in trained))
 
 
 def _workspace_bytes(stream: EventStream) -> int:

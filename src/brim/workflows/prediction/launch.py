@@ -222,7 +222,7 @@ def _with_what_is_left(plan: GenerationPlan, request: GenerationRequest, say: Sa
     assert plan.costs is not None, "asked before"
     if not request.device.is_cpu:
         return plan
-    left_bytes = request.budget(is_at_hand=True).reserved_bytes
+    left_bytes = request.budget().reserved_bytes
     if left_bytes >= plan.cap_bytes:
         return plan
     now = recut(plan, request.lengths, plan.costs, cap_bytes=left_bytes)

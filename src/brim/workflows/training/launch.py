@@ -141,7 +141,7 @@ def _cap_now(cap_bytes: int, costs: Costs, request: PlanRequest, trial: Trial, s
     trial.warm_up()
     importlib.import_module("torch._dynamo")  # an optimizer's first update would
     free_caches()
-    left_bytes = request.budget(is_at_hand=True).reserved_bytes + trial.llm.held_bytes
+    left_bytes = request.budget().reserved_bytes + trial.llm.held_bytes
     if left_bytes >= cap_bytes:
         return cap_bytes
     now_bytes = max(left_bytes, int(np.ceil(costs.peak_bytes(1, request.task.longest))))
@@ -260,7 +260,7 @@ def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, tria
     most = task.effective_batch_size
     if request.is_sized_by_memory:
         most = min(len(request.rows), request.trainer.max_batch_size or len(request.rows))
-    budget = request.budget(is_at_hand=True) if plan is None else plan.budget
+    budget = request.budget() if plan is None else plan.budget
     found = find_batch_size(
         lambda size: trial.probe_size(size, task.longest),
         how=how,
