@@ -34,12 +34,18 @@ def asked_of(
     return asked, ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target), found
 
 
+def traces_of(kind: Any, folder: Path, phase: Any, *, cache_folder: Path | None = None, **given: Any) -> Any:
+    """Traces of a kind of workload, and what was asked for. given: see asked_of."""
+    asked, workload, found = asked_of(folder, phase, **given)
+    return Traces(kind(workload), found, folder=cache_folder), asked
+
+
 def shapes_of(folder: Path, *, device: str = "cpu", cache_folder: Path | None = None, **given: Any) -> Traces:
     """Traces of a training's steps. given: keys of `trainer` or above it."""
     above = {key: given.pop(key) for key in tuple(given) if key in ("adapter", "precision", "model_parameters")}
-    trainer = {"type": "finetune", "batch_size": 1, "effective_batch_size": 32, **given}
-    _, workload, found = asked_of(folder, "train", device=device, trainer=trainer, **above)
-    return Traces(TrainingSteps(workload), found, folder=cache_folder)
+    above["trainer"] = {"type": "finetune", "batch_size": 1, "effective_batch_size": 32, **given}
+    traces, _ = traces_of(TrainingSteps, folder, "train", device=device, cache_folder=cache_folder, **above)
+    return traces
 
 
 # Work by hand

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from tests.planning.planned import asked_of
+from tests.planning.planned import traces_of
 
 from brim.batching import Costs, Surface
 from brim.infer.engines import batching as rows_by_cost
 from brim.memory.closed_form import forward_bound
 from brim.memory.devices import Budget, device_speed
-from brim.planning.costs import ForwardPasses, Traces, forward_costs
+from brim.planning.costs import ForwardPasses, forward_costs
 from brim.planning.costs.workloads import useful_tokens
 from brim.planning.evaluation import WINDOW_ROWS, forward_plan
 from brim.planning.words import scoring_lines
@@ -24,9 +24,8 @@ WHOLE = {"trainer": {"type": "none", "chunked_loss": False}}
 CHUNKS = {"trainer": {"type": "none", "chunked_loss": True}}
 
 
-def shapes_of(folder, *, cache_folder=None, **given):
-    asked, workload, device = asked_of(folder, "evaluate", **given)
-    return Traces(ForwardPasses(workload), device, folder=cache_folder), asked
+def shapes_of(folder, **given):
+    return traces_of(ForwardPasses, folder, "evaluate", **given)
 
 
 def model_of(shapes, cap_bytes=10**9):
@@ -50,21 +49,6 @@ def test_between_the_samples_the_surface_is_what_a_trace_finds(tmp_path, device,
     more = costs.beside(MIB)
     assert float(more.peak_bytes(3, 100)) == float(costs.peak_bytes(3, 100)) + MIB
     assert more.static_bytes == costs.static_bytes + MIB
-
-
-def test_what_was_traced_is_not_traced_again_and_the_allocator_needs_something_beyond_it(tmp_path):
-    given = {"device": "t4", "cache_folder": tmp_path / "cache"}
-    used = [(8, 128), (2, 300)]
-    first, _ = shapes_of(tmp_path, **given, **WHOLE)
-    model, overhead_bytes = model_of(first), first.overhead_of(used)
-    assert 0 <= overhead_bytes < max(first.peak_bytes(*shape) for shape in used)
-    first.save()
-    again, _ = shapes_of(tmp_path, **given, **WHOLE)
-    assert (model_of(again), again.overhead_of(used), again.num_traced) == (model, overhead_bytes, 0)
-    other, _ = shapes_of(tmp_path, **given, precision="fp32")
-    assert other.peak_bytes(8, 128)
-    assert other.num_traced > 0
-    assert shapes_of(tmp_path)[0].overhead_of(used) == 0
 
 
 BOUND = {

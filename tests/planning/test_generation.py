@@ -9,20 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from tests.infer.costs_by_hand import costs
-from tests.planning.planned import asked_of
+from tests.planning.planned import traces_of
 
 from brim.infer.engines import CacheShape, FixedRoom, MemoryRoom
 from brim.memory.closed_form import forward_bound
 from brim.memory.devices import Budget
 from brim.memory.devices.speed import cpu_speed
 from brim.memory.events import Work, WorkCount, WorkPlace
-from brim.planning.costs import (
-    CacheModel,
-    PassTimes,
-    SlotsGeneration,
-    StaticGeneration,
-    Traces,
-)
+from brim.planning.costs import CacheModel, PassTimes, SlotsGeneration, StaticGeneration
 from brim.planning.costs.time import law_through
 from brim.planning.generation import cut, recut, seconds, waves
 from brim.planning.request import GenerationRequest
@@ -34,18 +28,14 @@ NEW_TOKENS = 20
 LAYERS, HEADS_KV, HEAD = 3, 2, 8
 
 
-def caches_of(
-    folder, *, is_slots=True, cache_folder=None, attention="sdpa", device="cpu", family="llama", **generation
-):
+def caches_of(folder, *, kind=SlotsGeneration, attention="sdpa", device="cpu", family="llama", **generation):
     """Traces of generation, and what was asked for."""
     config = {
         "trainer": {"type": "none"},
         "model_parameters": {"attn_implementation": attention},
         "generation": {"max_new_tokens": NEW_TOKENS, "do_sample": False, **generation},
     }
-    asked, workload, found = asked_of(folder, "generate", device=device, family=family, layers=LAYERS, **config)
-    kind = SlotsGeneration if is_slots else StaticGeneration
-    return Traces(kind(workload), found, folder=cache_folder), asked
+    return traces_of(kind, folder, "generate", device=device, family=family, layers=LAYERS, **config)
 
 
 def sample_of(caches, shape):
@@ -77,19 +67,9 @@ def test_the_cache_takes_what_its_cells_hold_and_between_the_samples_lies_what_a
     assert float(exact.peak_bytes(rows, shape.columns)) == pytest.approx(traced_peak(sample), abs=found.cell_bytes)
 
 
-def test_the_allocator_needs_more_than_is_allocated_on_a_gpu_alone(tmp_path):
-    shape = astuple(CacheShape(rows=4, columns=60, prompts=2, prompt_tokens=41))
-    assert caches_of(tmp_path)[0].overhead_bytes([shape]) == 0
-    first, _ = caches_of(tmp_path, cache_folder=tmp_path / "cache", device="t4")
-    assert 0 < first.overhead_bytes([shape]) < 64 * 2**20
-    second, _ = caches_of(tmp_path, cache_folder=tmp_path / "cache", device="t4")
-    assert second.overhead_bytes([shape]) == first.overhead_bytes([shape])
-    assert second.num_traced == 0
-
-
 def test_the_cache_of_transformers_generate_grows_and_beams_have_one_each(tmp_path):
     shape = CacheShape(rows=4, columns=60, prompts=4, prompt_tokens=40)
-    one, three = (sample_of(caches_of(tmp_path, is_slots=False, num_beams=beams)[0], shape) for beams in (1, 3))
+    one, three = (sample_of(caches_of(tmp_path, kind=StaticGeneration, num_beams=beams)[0], shape) for beams in (1, 3))
     cache_bytes = 4 * 59 * 2 * LAYERS * HEADS_KV * HEAD * 4
     assert one["held"] == one["loaded"]
     assert one["prefill"] == 0
@@ -111,7 +91,7 @@ BOUND = {
 
 @pytest.mark.parametrize("name", BOUND)
 def test_the_closed_form_of_transformers_generate_is_never_below_a_trace(tmp_path, name):
-    caches, asked = caches_of(tmp_path, is_slots=False, family=name.split(",")[0], **BOUND[name])
+    caches, asked = caches_of(tmp_path, kind=StaticGeneration, family=name.split(",")[0], **BOUND[name])
     how = {"static_bytes": 0, "prefill_tokens": 512, "is_slots": False}
     closed = forward_bound(asked.config, asked.folder.config).generation([10, 40], **how)
     for rows, prompt in ((1, 40), (6, 10)):

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from tests.batching.cost_examples import linear_costs
-from tests.planning.planned import shapes_of
+from tests.planning.planned import shapes_of, traces_of
 from tests.properties import examples
 
 from brim.memory.allocator import AllocatorSettings, CachingAllocator, Heap, SimulatedOutOfMemory, replay
 from brim.memory.events import EventStream, Place
 from brim.memory.trace import compose_steps
 from brim.models.loss import chunked as chunked_loss
+from brim.planning.costs import ForwardPasses, SlotsGeneration, TrainingSteps
 from brim.planning.costs.sampling import Region, region, round_length, round_rows, sampled, through
 from brim.planning.costs.traces import least_capacity, most_demanding
 
@@ -237,11 +238,22 @@ def test_shapes_that_are_about_alike_are_simulated_once():
     assert most_demanding([(1, 130), (1, 129)]) == [(1, 130)]
 
 
-def test_a_gpu_gets_through_with_what_is_said_and_it_is_kept_and_a_cpu_needs_nothing(tmp_path):
-    given = {"device": "t4", "cache_folder": tmp_path / "cache", "chunked_loss": False}
-    shapes, used = shapes_of(tmp_path, **given), [(2, 500), (7, 120)]
-    found = shapes.overhead_of(used)
-    assert 0 < found <= 0.35 * shapes.peak_bytes(2, 500)
-    again, cpu = shapes_of(tmp_path, **given), shapes_of(tmp_path)
-    assert (again.overhead_bytes(most_demanding(used)), again.num_traced) == (found, 0)
-    assert (cpu.overhead_of([(4, 100)]), cpu.num_traced) == (0, 0)
+TRAINER = {"trainer": {"type": "finetune", "batch_size": 1, "effective_batch_size": 32, "chunked_loss": False}}
+WORKLOADS = {
+    "train": (TrainingSteps, TRAINER, [(2, 500), (7, 120)], 32),
+    "evaluate": (ForwardPasses, {"trainer": {"type": "none", "chunked_loss": False}}, [(2, 300), (8, 128)], 16),
+    "generate": (SlotsGeneration, {"trainer": {"type": "none"}}, [(4, 60, 2, 41)], 16),
+}
+
+
+@pytest.mark.parametrize("phase", WORKLOADS)
+def test_a_gpu_gets_through_with_what_is_said_and_it_is_kept_and_a_cpu_needs_nothing(tmp_path, phase):
+    kind, config, used, most_mib = WORKLOADS[phase]
+    found = []
+    for device in ("t4", "t4", "cpu"):
+        traces, _ = traces_of(kind, tmp_path, phase, device=device, cache_folder=tmp_path / "cache", **config)
+        found.append((traces.overhead_bytes(used), traces.num_traced))
+    (overhead_bytes, num_traced), *others = found
+    assert 0 < overhead_bytes <= most_mib * MIB
+    assert num_traced
+    assert others == [(overhead_bytes, 0), (0, 0)]
