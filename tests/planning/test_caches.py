@@ -327,10 +327,15 @@ def test_the_median_of_the_newest_eight_runs_counts_and_of_two_the_larger():
 
 
 def test_runs_are_kept_by_their_facts(tmp_path):
-    for scale in (1.2, 1.1, 1.3):
-        Calibrations(tmp_path, DEVICE).add(run(scale, 40))
-    assert Calibrations(tmp_path, DEVICE).correction() == Correction(scale=1.2, outside_bytes=40, num_runs=3)
-    Calibrations(tmp_path, DEVICE).learn([(900, 950)], static_bytes=STATIC)  # which says nothing
+    def learned(scale):
+        calibrations = Calibrations(tmp_path, DEVICE)
+        calibrations.learn([(100 * MIB, round(scale * 100 * MIB))], static_bytes=0, outside_bytes=40)
+        return Calibrations(tmp_path, DEVICE).correction()
+
+    assert [learned(scale).scale for scale in (1.2, 1.1, 1.3)] == pytest.approx([1.2, 1.2, 1.2], rel=1e-7)
+    now = Calibrations(tmp_path, DEVICE)
+    assert (now.correction().outside_bytes, now.correction().num_runs) == (40, 3)
+    now.learn([(900, 950)], static_bytes=STATIC)  # which says nothing
     assert Calibrations(tmp_path, DEVICE).correction().num_runs == 3
     assert Calibrations(tmp_path, {**DEVICE, "device": "l4"}).correction() == Correction()
     for saved in ([1], {"a": 1}, [{"scale": 9.0, "outside_bytes": None}], [{"scale": None}], 7):
@@ -338,5 +343,4 @@ def test_runs_are_kept_by_their_facts(tmp_path):
         calibrations = Calibrations(tmp_path, DEVICE)
         assert calibrations.correction() == Correction()
         assert "is damaged" in calibrations.note
-        calibrations.add(run(1.5))
-        assert Calibrations(tmp_path, DEVICE).correction().scale == 1.5
+        assert learned(1.5).scale == 1.5

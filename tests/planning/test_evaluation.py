@@ -7,14 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from tests.planning.planned import traces_of
+from tests.planning.planned import speed, traces_of
 
 from brim.batching import Costs, Surface
 from brim.infer.engines import batching as rows_by_cost
 from brim.memory.closed_form import forward_bound
 from brim.memory.devices import Budget, device_speed
-from brim.planning.costs import ForwardPasses, forward_costs
-from brim.planning.costs.workloads import useful_tokens
+from brim.planning.costs import ForwardPasses, enough_tokens, forward_costs
 from brim.planning.evaluation import WINDOW_ROWS, forward_plan
 from brim.planning.words import scoring_lines
 
@@ -74,12 +73,11 @@ def test_the_closed_form_is_never_below_a_trace(tmp_path, family, attention):
 
 def test_the_closed_form_has_weights_and_time_of_the_traces_order_and_is_none_of_what_is_not_known(tmp_path):
     shapes, asked = shapes_of(tmp_path)
-    speed = device_speed(shapes.device)
     traced, _ = model_of(shapes)
     bound = forward_bound(asked.config, asked.folder.config)
     weights = bound.weight_bytes
     assert weights == pytest.approx(traced.static_bytes, rel=0.01)
-    closed = bound.scoring(LENGTHS, static_bytes=weights, speed=speed)
+    closed = bound.scoring(LENGTHS, static_bytes=weights, speed=device_speed(shapes.device))
     for rows, tokens in ((1, 40), (8, 150), (20, 300)):
         assert 0.2 <= float(closed.seconds(rows, tokens) / traced.seconds(rows, tokens)) <= 2
         assert closed.peak_bytes(rows, tokens) >= traced.peak_bytes(rows, tokens)
@@ -149,9 +147,13 @@ def test_windows_are_those_that_are_run():
     assert (plan.num_batches, plan.widest) == (2, (WINDOW_ROWS, 1))
 
 
-def test_the_useful_batch_is_the_smallest_that_is_nearly_as_good_as_any():
-    # A token takes 1 ms, a batch 10 ms: 1% more than the least from 1,000 tokens on, of 100,000 at most: 1.0001 ms.
-    assert 900 <= useful_tokens(lambda tokens: 0.01 + 0.001 * tokens, least=1, most=100_000) <= 1_250
+def test_the_useful_batch_is_the_smallest_that_is_nearly_as_good_as_any_and_keeps_a_gpu_busy():
+    def enough(seconds, **device):
+        return enough_tokens(seconds, speed(**device))
+
+    # A token takes 1 ms, a batch 10 ms: 1% more than the least from 1,000 tokens on, of 2**18 at most: 1.00004 ms.
+    assert 900 <= enough(lambda tokens: 0.01 + 0.001 * tokens, is_asynchronous=False) <= 1_250
     # Where nothing is fixed, the smallest; where a batch takes as long whatever is in it, the largest.
-    assert useful_tokens(lambda tokens: 0.001 * tokens, least=8, most=100_000) == 8
-    assert useful_tokens(lambda tokens: np.ones(len(tokens)), least=8, most=100_000) == 100_000
+    assert enough(lambda tokens: 0.001 * tokens, is_asynchronous=False) == 8
+    assert enough(lambda tokens: np.ones(len(tokens)), is_asynchronous=False) == 2**18
+    assert enough(lambda tokens: 0.001 * tokens) == 16_384

@@ -12,7 +12,7 @@ from tests.messages import says
 from tests.planning.planned import COSTS, budget, task, way_costs
 
 from brim.batching.growth import Adaptation, BatchSchedule
-from brim.planning import PhasePlan, phases as module
+from brim.planning import phases as module
 from brim.planning.candidates import Task, candidate
 from brim.planning.phases import faults, last_step, phase_costs, steps_between
 from brim.train import RunLength
@@ -131,15 +131,8 @@ def test_the_last_step_of_a_phase_is_the_one_that_a_walk_comes_to(sizes, gaps, n
         walked[phase] = (consumed, rows)
         consumed += rows
     for each in schedule.stretches(num_rows=num_rows, total_samples=total_samples):
-        plan = PhasePlan(
-            size=each.size,
-            micro_batches_per_step=1.0,
-            total_bytes=0,
-            seconds_per_step=0.0,
-            first_sample=each.first_sample,
-            num_samples=each.num_samples,
-        )
-        assert last_step(plan, num_rows=num_rows) == walked[schedule.index_at(each.first_sample)]
+        last = last_step(each.size, each.first_sample, each.num_samples, num_rows=num_rows)
+        assert last == walked[schedule.index_at(each.first_sample)]
 
 
 # A phase that cannot be gone through is found before the run, whatever asked for it

@@ -102,7 +102,9 @@ def phase_costs(length: RunLength, task: Task, chosen: Candidate, costs: Costs) 
     if length.schedule.is_constant:
         steps = {length.schedule.final_size: _as_chosen(length, chosen)}
     else:
-        steps = _steps(task, chosen, costs, {each.size: each.first_sample for each in reversed(looked_at(every))})
+        # From the sample on with which the run first takes a size.
+        first_samples = {each.size: each.first_sample for each in reversed(looked_at(every))}
+        steps = {size: _step(task, chosen, costs, size, first) for size, first in sorted(first_samples.items())}
     phases = tuple(
         replace(
             steps[each.size][0],
@@ -127,13 +129,11 @@ def _num_steps(length: RunLength, size: int) -> int:
     return BatchSchedule.constant(size).num_steps(num_rows=length.num_rows, total_samples=length.total_samples)
 
 
-def last_step(phase: PhasePlan, *, num_rows: int) -> tuple[int, int]:
+def last_step(size: int, first_sample: int, num_samples: int, *, num_rows: int) -> tuple[int, int]:
     """Return what is consumed before the last step of a phase, and the step's rows. num_rows: of an epoch."""
-    assert phase.first_sample is not None, "asked of phases that are known"
-    assert phase.num_samples is not None, "asked of phases that are known"
-    end = phase.first_sample + phase.num_samples
-    start = max(phase.first_sample, (end - 1) // num_rows * num_rows)  # of its part of the last epoch
-    consumed = start + (end - start - 1) // phase.size * phase.size
+    end = first_sample + num_samples
+    start = max(first_sample, (end - 1) // num_rows * num_rows)  # of its part of the last epoch
+    consumed = start + (end - start - 1) // size * size
     return consumed, end - consumed
 
 
@@ -145,7 +145,7 @@ def looked_at(every: Sequence[_T]) -> Sequence[_T]:
 
 
 def _adapting(length: RunLength, task: Task, chosen: Candidate, costs: Costs) -> tuple[Phases, Bounds]:
-    steps = _steps(task, chosen, costs, dict.fromkeys(looked_at(length.sizes), 0))
+    steps = {size: _step(task, chosen, costs, size, 0) for size in looked_at(length.sizes)}
     runs = [
         row_s * length.total_samples + chosen.update_s * _num_steps(length, size) for size, (_, row_s) in steps.items()
     ]
@@ -166,11 +166,6 @@ def _as_chosen(length: RunLength, chosen: Candidate) -> _Step:
         seconds_per_step=chosen.seconds_per_epoch / steps_per_epoch,
     )
     return phase, (chosen.seconds_per_epoch - chosen.update_s * steps_per_epoch) / length.num_rows
-
-
-def _steps(task: Task, chosen: Candidate, costs: Costs, first_samples: Mapping[int, int]) -> dict[int, _Step]:
-    """Return steps of each size, from the sample on with which a run first takes them."""
-    return {size: _step(task, chosen, costs, size, first_samples[size]) for size in sorted(first_samples)}
 
 
 def _step(task: Task, chosen: Candidate, costs: Costs, size: int, first_sample: int) -> _Step:

@@ -293,7 +293,7 @@ def _rates(phase: PhasePlan, rate: LearningRate, num_rows: int) -> tuple[float, 
     assert phase.first_sample is not None, "it is known"
     assert phase.num_samples is not None, "it is known"
     first = min(phase.size, num_rows - phase.first_sample % num_rows, phase.num_samples)
-    before_last, last = last_step(phase, num_rows=num_rows)
+    before_last, last = last_step(phase.size, phase.first_sample, phase.num_samples, num_rows=num_rows)
     return (
         rate(consumed_samples=phase.first_sample, batch_samples=first, size=phase.size),
         rate(consumed_samples=before_last, batch_samples=last, size=phase.size),

@@ -138,12 +138,7 @@ class Calibrations:
         """Keep what the peaks of a run say, if anything (see `of_run`)."""
         run = of_run(peaks, static_bytes=static_bytes, outside_bytes=outside_bytes)
         if run is not None:
-            self.add(run)
-
-    def add(self, run: RunPeaks) -> None:
-        """Keep what a run has measured."""
-        runs = [*self._runs(), run][-_MOST_RUNS:]
-        self._cache.write(self._name, [asdict(each) for each in runs])
+            self._cache.write(self._name, [asdict(each) for each in [*self._runs(), run][-_MOST_RUNS:]])
 
     def _runs(self) -> list[RunPeaks]:
         return self._cache.read(self._name, TypeAdapter(list[RunPeaks]).validate_python) or []

@@ -109,7 +109,7 @@ def sampled(peak: Callable[[int, int], int], where: Region) -> Surface:
     rows = min(where.most_rows, max(peaks.tokens_at_cap(longest) // where.short, 1))
     short = peaks.sample(rows, where.short)
     if _is_alike(short, alone):  # attention that keeps no scores: the length does not matter
-        return _passing(alone, short)
+        return through(alone, short.num_tokens, short.tokens, short.peak_bytes)
     # Rows of lengths between the two reach more tokens than as many of the shortest.
     most_tokens = where.most_rows * where.longest
     lines = [peaks.line(short, most_rows=-(-most_tokens // where.short)), longest]
@@ -118,13 +118,9 @@ def sampled(peak: Callable[[int, int], int], where: Region) -> Surface:
         both = peaks.surface(lines)
         between = peaks.sample(_most_rows_at(both, middle, where), middle)
         if _is_alike(between, both):
-            return _passing(both, between)
+            return through(both, between.num_tokens, between.tokens, between.peak_bytes)
         lines.insert(1, peaks.line(between, most_rows=-(-most_tokens // middle)))
     return peaks.surface(lines)
-
-
-def _passing(surface: Surface, sample: Sample) -> Surface:
-    return through(surface, sample.num_tokens, sample.tokens, sample.peak_bytes)
 
 
 def through(surface: Surface, number: int, length: int, value: int) -> Surface:
@@ -267,13 +263,12 @@ def _filled(
     """
     tokens, values = zip(*shorter, strict=True)
     missing = max(first.peak_bytes - _along(tokens, values, first.num_tokens), 0.0)
-    own = dict(line)
     before = {
         num_tokens: value + missing * num_tokens / first.num_tokens
         for num_tokens, value in shorter
         if num_tokens < first.num_tokens
     }
-    return sorted({**before, **{number: value for number, value in own.items() if number or not before}}.items())
+    return sorted({**before, **{number: value for number, value in line if number or not before}}.items())
 
 
 def _along(tokens: Sequence[int], values: Sequence[float], num_tokens: int) -> float:

@@ -199,7 +199,7 @@ def work_law(counts: Mapping[Shape, WorkCount]) -> WorkLaw:
 
     Where there are fewer shapes than the law has terms, `shapes_to_count` says which ones are missing.
     """
-    shapes = _usable(counts)
+    shapes = sorted(shape for shape in counts if shape[0] * shape[1] >= _LEAST_TOKENS) or sorted(counts)
     return law_through([(rows * tokens, tokens, counts[rows, tokens]) for rows, tokens in shapes])
 
 
@@ -224,11 +224,6 @@ def shapes_to_count(known: Collection[Shape], *, longest: int, short: int, most_
         if shape not in usable and _rank([*usable, *missing, shape]) > _rank([*usable, *missing]):
             missing.append(shape)
     return missing
-
-
-def _usable(counts: Mapping[Shape, WorkCount]) -> list[Shape]:
-    large = sorted(shape for shape in counts if shape[0] * shape[1] >= _LEAST_TOKENS)
-    return large or sorted(counts)
 
 
 def _features(num_tokens: ArrayLike, length: ArrayLike) -> NDArray[np.float64]:

@@ -97,7 +97,12 @@ class Traces:
         self.asked: set[Key] = set()  # what else is known is of other plans, and must not change this one
         self._recordings: dict[Key, Recording] = {}
         self._cache = None if folder is None else Cache(folder, _KIND)
-        self._name = digest({"facts": self._facts(), "versions": versions()})
+        of_gpu = {
+            "device": (device.capability, device.memory_bytes),
+            "rounding": self.settings.roundup_power2_divisions,
+        }
+        facts = {**workload.facts, **(dict.fromkeys(of_gpu) if device.is_cpu else of_gpu)}
+        self._name = digest({"facts": facts, "versions": versions()})
         self._known = self._read()
 
     @property
@@ -242,14 +247,6 @@ class Traces:
             return _parsed(saved, self.workload.names)
 
         return (self._cache and self._cache.read(self._name, parse)) or Known()
-
-    def _facts(self) -> dict[str, object]:
-        is_cpu = self.device.is_cpu
-        return {
-            **self.workload.facts,
-            "device": None if is_cpu else (self.device.capability, self.device.memory_bytes),
-            "rounding": None if is_cpu else self.settings.roundup_power2_divisions,
-        }
 
 
 # What the caching allocator needs

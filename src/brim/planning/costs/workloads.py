@@ -387,17 +387,9 @@ def enough_tokens(seconds: Callable[[NDArray[np.float64]], NDArray[np.float64]],
 
     seconds: of batches of so many tokens, of rows of a usual length.
     """
-    found = useful_tokens(seconds, least=_LEAST_TOKENS, most=MOST_TOKENS)
+    tokens = np.unique(np.geomspace(_LEAST_TOKENS, MOST_TOKENS, 64).round())
+    found = fewest_near_least(tokens, seconds(tokens), within=NEAR_LEAST_TIME)
     return max(found, _BUSY_TOKENS) if speed.is_asynchronous else found
-
-
-def useful_tokens(seconds: Callable[[NDArray[np.float64]], NDArray[np.float64]], *, least: int, most: int) -> int:
-    """Return the tokens of the smallest batch whose time for a token is near the least.
-
-    seconds: of batches of so many tokens, of rows of a usual length. least, most: tokens to look at.
-    """
-    tokens = np.unique(np.geomspace(least, max(most, least), 64).round())
-    return fewest_near_least(tokens, seconds(tokens), within=NEAR_LEAST_TIME)
 
 
 def _rounded_up(num_bytes: int) -> int:
