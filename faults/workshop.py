@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,24 +69,40 @@ def make_base(folder: Path, **changes: object) -> None:
 
     changes: of the architecture.
     """
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     folder.mkdir(parents=True)
+    make_tokenizer(folder, [f"{row['question']}{row['answer']}" for row in ROWS])
+    make_llama(folder, **changes)
+
+
+def make_tokenizer(
+    folder: Path, texts: Iterable[str], *, special: Sequence[str] = ("<|end|>", "<|pad|>"), **settings: object
+) -> None:
+    """A byte-level BPE of 300 tokens at most, learned from the texts; the first special token ends a text.
+
+    settings: of tokenizer_config.json.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=300,
-        special_tokens=["<|end|>", "<|pad|>"],
+        special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([f"{row['question']}{row['answer']}" for row in ROWS], trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
-    named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "pad_token": "<|pad|>"}
+    ends = dict(zip(("eos_token", "pad_token"), special, strict=False))
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", **ends, **settings}
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
+
+
+def make_llama(folder: Path, **changes: object) -> None:
+    """Random weights and config.json beside a tokenizer of 300 tokens. changes: of the architecture."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
-    architecture = LlamaConfig(**{**ARCHITECTURE, **changes})
-    LlamaForCausalLM(architecture).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**{**ARCHITECTURE, **changes})).save_pretrained(folder)

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from faults.workshop import ARCHITECTURE
+from faults.workshop import make_llama
 from filelock import FileLock
 from hypothesis import settings
 from tests.gallery import Gallery, sums as gallery_rows
 from tests.golden import Golden
 from tests.properties import register_profiles
+
+from faults import workshop
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores
@@ -176,28 +178,4 @@ def sums_file(tmp_path: Path, sums: list[dict[str, object]]) -> Path:
 
 def make_tokenizer(folder: Path) -> None:
     """A byte-level BPE of 300 tokens whose end-of-sequence and padding tokens differ."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<|end|>", "<|pad|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(TEXTS, trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "pad_token": "<|pad|>"})
-    )
-
-
-def make_llama(folder: Path, **changes: object) -> None:
-    """Random weights and config.json beside a tokenizer of 300 tokens."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**{**ARCHITECTURE, **changes})).save_pretrained(folder)
+    workshop.make_tokenizer(folder, TEXTS)

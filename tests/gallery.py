@@ -11,11 +11,13 @@ import json
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from filelock import FileLock
 from tests.chatml import conversation, make_chat_base
@@ -90,7 +92,7 @@ class stopped_after:
 
     def __init__(self, step: int) -> None:
         self._step, self._event = step, threading.Event()
-        self._patch = patch("brim.workflows.training.training.stop_request", lambda: _Request(self._event))
+        self._patch = patch("brim.workflows.training.training.stop_request", lambda: nullcontext(self._event))
 
     def __enter__(self) -> stopped_after:
         self._patch.start()
@@ -106,18 +108,6 @@ class stopped_after:
             self._event.set()
 
     def close(self) -> None: ...
-
-
-class _Request:
-    """In place of the one that listens to signals."""
-
-    def __init__(self, event: threading.Event) -> None:
-        self._event = event
-
-    def __enter__(self) -> threading.Event:
-        return self._event
-
-    def __exit__(self, *error: object) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,12 +195,9 @@ def _make(recipe: Recipe, folder: Path, *, base: Path) -> None:
     data.write_text("".join(json.dumps(row) + "\n" for row in recipe.rows()))
     model, run = brim.Model(config), folder / "run"
     if recipe.stop_after is not None:
-        with stopped_after(recipe.stop_after) as observer:
-            try:
-                model.train(data, output_directory=run, observer=observer, say=None)
-            except KeyboardInterrupt:
-                return
-        raise AssertionError("the run was not interrupted")
+        with stopped_after(recipe.stop_after) as observer, pytest.raises(KeyboardInterrupt):
+            model.train(data, output_directory=run, observer=observer, say=None)
+        return
     loss = gradient.next_token_loss
     if recipe.most_rows is not None:
         loss = Scarce(loss, recipe.most_rows)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from faults.workshop import make_tokenizer
 from tests.chatml import CHATML
 from tests.docs.pages import PAGES, ROOT, blocks, yaml
 from tests.gallery import usual
 from tests.report.hand_made_runs import two_by_three
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from typer.testing import CliRunner
 
 import brim
@@ -57,14 +57,7 @@ def byte_base(folder, special, **settings):
     """A base of single bytes, whose weights are never read."""
     base = folder / "base"
     base.mkdir()
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator([], trainer)
-    tokenizer.save(str(base / "tokenizer.json"))
-    (base / "tokenizer_config.json").write_text(json.dumps({"eos_token": special[-1], **settings}))
+    make_tokenizer(base, (), special=special, eos_token=special[-1], **settings)
     (base / "config.json").write_text('{"model_type": "llama"}')
     (base / "model.safetensors").touch()
 

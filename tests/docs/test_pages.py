@@ -21,7 +21,7 @@ from rich.console import Console
 from tests.batching.test_finder import Device
 from tests.docs.pages import PAGES, PROSE, ROOT, blocks, helped, rows
 from tests.hand_made_proof import PROOF
-from tests.infer.families import FAMILIES, MISLED
+from tests.infer.families import FAMILIES
 from tests.planning.hand_made import plan_that_moves
 
 import brim
@@ -41,7 +41,6 @@ from brim.data.labels import MOST_LABELS
 from brim.data.prompts import as_sample
 from brim.data.read import EVENTS, spill
 from brim.data.read.encoding import HEAD_BYTES
-from brim.infer.metrics.answers import t_quantile
 from brim.memory import MemoryPrediction
 from brim.memory.variants import variants
 from brim.planning import TrainingPlan
@@ -160,17 +159,11 @@ def test_batch_schedules():
     assert batch_factor("sqrt", size=16, final_size=64) == 0.5
 
 
-def test_the_engines_their_flip_rates_and_the_quantiles_of_a_comparison():
-    told = re.findall(r"(\d+\.\d+) for\s+(two|three|five)", PAGES["compare"])
-    assert [number for _, number in told] == ["two", "three", "five"]
-    for quantile, number in told:
-        decimals = len(quantile.partition(".")[2])
-        assert t_quantile(NUMBERS[number] - 1) == pytest.approx(float(quantile), abs=0.5 * 10**-decimals)
+def test_the_engines_and_their_flip_rates():
     (values,) = re.findall(r"engine: auto +# or (.*)", PAGES["engines"])
     named = re.findall(r"^\| `(\w+)` \| ", PAGES["engines"], flags=re.MULTILINE)
     assert named == values.split(", ")
     assert set(GenerationConfig.model_fields["engine"].annotation.__args__) == {"auto", *named}
-    assert {"rwkv", "minimax"} == MISLED
     record = json.loads((RESULTS / "flip_rate.json").read_text(encoding="utf-8"))
     flipped = {(each["precision"], each["engine"]): each["num_flipped"] for each in record["engines"]}
     num_rows, bf16 = record["engines"][0]["num_rows"], "bf16-true"
@@ -215,7 +208,6 @@ def test_the_memory_that_people_know_is_that_of_the_benchmark_and_the_lines_and_
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         known_gib, brim_gib = (f"{each / 2**30:.1f}" for each in (known.num_bytes, figure["brim_bytes"]))
         assert (cells[2], cells[3].split()[0]) == (known_gib, brim_gib)
-        assert figure["agrees"] or known.why
     assert [row[0] for row in rows("memory", "## What the table says")] == [look.label for look in LOOKS.values()]
     there = variants(load_config({"base_model": "base", "trainer": {"type": "finetune"}}).config)
     for row, way in zip(rows("memory", "`--compare` changes"), there, strict=True):
@@ -237,7 +229,6 @@ def test_the_columns_and_fields_of_a_plan():
         assert re.split(r" {2,}", header.strip())[begin:] == named.split(", ")
     (named,) = re.findall(r"^\| `plan` \| (.*) \|$", PAGES["planning"], flags=re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", named)) <= {field.name for field in fields(TrainingPlan)}
-    assert json.dumps(plan_that_moves().as_dict())
     named = re.search(r"batch_search: (\w+) +# or (.*)", PAGES["planning"])
     assert {named[1], *named[2].split(", ")} == set(get_args(Search))
 
