@@ -62,12 +62,6 @@ def sums() -> list[dict[str, Any]]:
     return rows
 
 
-def sized_sums() -> list[dict[str, Any]]:
-    """The sums, with their size in words for an answer."""
-    sizes = ("small", "large", "very large")
-    return [{**row, "answer": sizes[min(2, (n % 7 + n % 11) // 6)]} for n, row in enumerate(sums())]
-
-
 def conversations() -> list[dict[str, Any]]:
     """24 conversations of one or two turns, a quarter of them to validate."""
     return [{"messages": conversation(n % 5, n % 3, turns=1 + n % 2), "split": int(n % 4 == 3)} for n in range(24)]
@@ -121,22 +115,14 @@ class Recipe:
 
 
 _CHAT = {"chat": {}, "input_features": None, "output_features": None, "adapter": None}
-_CATEGORY = {
-    "name": "answer",
-    "type": "category",
-    "preprocessing": {"fallback_label": "small"},
-    "decoder": {"match": SIZES},
-}
 
 RECIPES = {
     "lora": Recipe(),
     "full": Recipe(changes={"adapter": None}),
     "four_bit": Recipe(changes={"quantization": {"bits": 4}}),
-    "ramp": Recipe(changes={"trainer": {"batch_rampup": {"length": "20sp", "from": 2}, "batch_size": "auto"}}),
     "stopped": Recipe(stop_after=3),
     "replayed": Recipe(changes={"trainer": {"skip_all_evaluation": True}}, most_rows=2),
     "chat": Recipe(changes={**_CHAT, "trainer": {"epochs": 6}}, rows=conversations),
-    "categories": Recipe(changes={"output_features": [_CATEGORY], "trainer": {"epochs": 1}}, rows=sized_sums),
 }
 
 

@@ -191,10 +191,8 @@ def test_sixteen_bits_train_and_resemble_fp32(train, gallery, tmp_path, precisio
 @pytest.mark.parametrize(
     "adapter",
     [
-        {"use_rslora": True, "r": 4},
-        {"use_dora": True},
+        {"use_rslora": True, "r": 4, "use_dora": True, "target_modules": "all-linear", "init_lora_weights": "gaussian"},
         {"target_modules": ["q_proj", "down_proj"], "bias_type": "lora_only", "alpha": 3},
-        {"target_modules": "all-linear", "init_lora_weights": "gaussian"},
     ],
 )
 def test_lora_variants_train_and_peft_opens_them(tiny_base, sums_file, tmp_path, adapter):
