@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -252,39 +251,3 @@ def test_what_does_not_fit_is_generated_all_the_same_and_once():
         refused = generations[f"{engine} too long"]["refused"]
         assert "generation of a single row runs out of memory (2,500 tokens)" in refused
         assert "row 17 (numbered from 0)" in refused
-
-
-# Of prompts of about 800 tokens, 2 with 4 beams each take some 120 MiB: 8 beams at once were usual, whatever the memory.
-BEAMS = """
-import pandas as pd
-import brim
-from brim.memory.devices.budget import resident_bytes
-
-config = {
-    "base_model": sys.argv[1],
-    "input_features": [{"name": "text", "type": "text"}],
-    "output_features": [{"name": "answer", "type": "text"}],
-    "prompt": {"template": "{text}"},
-    "trainer": {"type": "none"},
-    "generation": {"max_new_tokens": 3, "do_sample": False, **json.loads(sys.argv[2])},
-}
-rows = pd.DataFrame({"text": ["".join(f"def f{n}(a{k}): return a{k} " for k in range(60)) for n in range(4)]})
-brim.Model(config).generate("def f(a):")  # what is imported and allocated once
-mib = (resident_bytes() >> 20) + 110
-model = brim.Model({**config, "memory": {"budget": f"{mib} MiB"}})
-result = model.predict(rows, output=sys.argv[3])
-about = json.load(open(sys.argv[3] + ".summary.json"))["generation"]
-told = {name: about["plan"][name] for name in ("source", "rows_reason", "engine")}
-print(json.dumps({**told, "budget": mib << 20, "peak": about["measured_peak_bytes"], "done": len(result.predictions)}))
-"""
-
-
-@linux
-@pytest.mark.process
-def test_beams_stay_within_the_budget(tmp_path):
-    base = Path(__file__).parents[2] / "examples" / "stdlib_code" / "base-model"
-    found = told_by(BEAMS, base, json.dumps({"num_beams": 4}), tmp_path / "out.jsonl", BRIM_CACHE_DIR=str(tmp_path))
-    assert found["peak"] <= found["budget"], found
-    assert (found["engine"], found["done"]) == ("static", 4)
-    assert found["source"] in ("traced", "closed form")
-    assert found["rows_reason"] == "as many as there is memory for"
