@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from brim.batching import Costs, cut_totals
 from brim.config.schema import NoTrainer
@@ -50,74 +48,64 @@ def plan_forward(
         beside_bytes=beside_bytes,
         whole_tokens=whole_tokens,
     )
-    job = _Job(request=request, budget=request.budget())
-    request.keep_to(job.budget)
+    budget = request.budget()
+    request.keep_to(budget)
     try:
         with request.traces(ForwardPasses) as traces:
-            return job.in_closed_form(traces) or job.traced(traces)
+            return _in_closed_form(request, budget, traces) or _traced(request, budget, traces)
     except UntraceableError as error:
         return Unplanned(reason=error.problems[0].what)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    request: ForwardRequest
-    budget: Budget
+def _in_closed_form(request: ForwardRequest, budget: Budget, traces: Traces) -> ForwardPlan | None:
+    """Return None where tracing is worth its time."""
+    bound = forward_bound(request.config, request.folder.config)
+    if bound is None:
+        return None
+    static_bytes = (request.held_bytes or bound.weight_bytes) + (request.beside_bytes or 0)
+    costs = bound.scoring(request.lengths, static_bytes=static_bytes, speed=traces.speed)
+    usual = int(np.median(request.lengths))
+    plan = forward_plan(
+        request.lengths,
+        costs=costs,
+        source="closed form",
+        budget=budget,
+        useful_tokens=enough_tokens(lambda tokens: costs.seconds(tokens / usual, usual), traces.speed),
+        whole_tokens=request.whole_tokens,
+        overhead_bytes=lambda shapes: 0,
+        reason=NOT_TRACED,
+    )
+    return plan if plan.seconds < WORTH_TRACING_S and not plan.num_too_long else None
 
-    def in_closed_form(self, traces: Traces) -> ForwardPlan | None:
-        """Return None where tracing is worth its time."""
-        request = self.request
-        bound = forward_bound(request.config, request.folder.config)
-        if bound is None:
-            return None
-        static_bytes = (request.held_bytes or bound.weight_bytes) + (request.beside_bytes or 0)
-        costs = bound.scoring(request.lengths, static_bytes=static_bytes, speed=traces.speed)
-        usual = int(np.median(request.lengths))
-        plan = self._plan(
-            costs,
-            source="closed form",
-            useful_tokens=enough_tokens(lambda tokens: costs.seconds(tokens / usual, usual), traces.speed),
-            overhead_bytes=lambda shapes: 0,
-            reason=NOT_TRACED,
-        )
-        return plan if plan.seconds < WORTH_TRACING_S and not plan.num_too_long else None
 
-    def traced(self, traces: Traces) -> ForwardPlan:
-        """Return the plan by few traces, and one more where memory decides."""
-        costs, useful_tokens = forward_costs(
-            traces,
-            self.request.lengths,
-            cap_bytes=self.budget.reserved_bytes - (self.request.beside_bytes or 0),
-            context_length=self.request.folder.context_length,
-        )
-        plan = self._partitioned(costs, useful_tokens, traces)
-        if plan.widest_bytes > _NEARLY_ALL * self.budget.reserved_bytes:
-            costs = traces.verified(costs, rows=plan.widest[0], tokens=plan.widest[1])
-            plan = self._partitioned(costs, useful_tokens, traces)
-        return plan
+def _traced(request: ForwardRequest, budget: Budget, traces: Traces) -> ForwardPlan:
+    """Return the plan by few traces, and one more where memory decides."""
+    beside_bytes, whole_tokens = request.beside_bytes or 0, request.whole_tokens
+    costs, useful_tokens = forward_costs(
+        traces,
+        request.lengths,
+        cap_bytes=budget.reserved_bytes - beside_bytes,
+        context_length=request.folder.context_length,
+    )
 
-    def _partitioned(self, costs: Costs, useful_tokens: int, traces: Traces) -> ForwardPlan:
-        reason = f"batches of more than {useful_tokens:,} tokens would be less than 1% faster"
-        if self.request.whole_tokens is not None:
-            reason = f"{self.request.whole_tokens:,} tokens where memory allows it"
-        return self._plan(
-            costs.beside(self.request.beside_bytes or 0),
-            source="traced",
-            useful_tokens=useful_tokens,
-            overhead_bytes=traces.overhead_of,
-            reason=reason,
-        )
-
-    def _plan(self, costs: Costs, *, useful_tokens: int, **how: Any) -> ForwardPlan:
-        """Return the plan under the job's budget. how: see forward_plan."""
+    def partitioned(costs: Costs) -> ForwardPlan:
         return forward_plan(
-            self.request.lengths,
-            costs=costs,
-            budget=self.budget,
-            useful_tokens=self.request.whole_tokens or useful_tokens,
-            largest=self.request.whole_tokens is not None,
-            **how,
+            request.lengths,
+            costs=costs.beside(beside_bytes),
+            source="traced",
+            budget=budget,
+            useful_tokens=useful_tokens,
+            whole_tokens=whole_tokens,
+            overhead_bytes=traces.overhead_of,
+            reason=f"batches of more than {useful_tokens:,} tokens would be less than 1% faster"
+            if whole_tokens is None
+            else f"{whole_tokens:,} tokens where memory allows it",
         )
+
+    plan = partitioned(costs)
+    if plan.widest_bytes > _NEARLY_ALL * budget.reserved_bytes:
+        plan = partitioned(traces.verified(costs, rows=plan.widest[0], tokens=plan.widest[1]))
+    return plan
 
 
 # Rows are taken in the order of their lengths, so many at a time: of a million rows, those of a window differ in
@@ -140,16 +128,18 @@ def forward_plan(
     useful_tokens: int,
     overhead_bytes: Callable[[Sequence[Shape]], int],
     reason: str,
-    largest: bool = False,
+    whole_tokens: int | None = None,
 ) -> ForwardPlan:
     """Return the partition under the lower of what memory allows and what is useful.
 
     lengths: tokens of each of at least one row. useful_tokens: of a batch; larger ones are no faster. overhead_bytes:
-    what PyTorch's allocator holds beyond what is allocated, with these shapes. largest: see ForwardPlan.
+    what PyTorch's allocator holds beyond what is allocated, with these shapes. whole_tokens: see plan_forward.
     """
     tokens = -np.sort(-np.asarray(lengths, dtype=np.int64))
-    room_bytes = budget.reserved_bytes
-    cap_bytes = min(bytes_of_useful(costs, tokens, useful_tokens), room_bytes)
+    room_bytes, largest = budget.reserved_bytes, whole_tokens is not None
+    distinct = np.unique(tokens)
+    most_rows = np.maximum((whole_tokens or useful_tokens) // distinct, 1)  # the longest row stands alone at least
+    cap_bytes = min(int(np.ceil(costs.peak_bytes(most_rows, distinct).max())), room_bytes)
     partition = partial(cut_totals, tokens, WINDOW_ROWS, costs=costs, largest=largest, lone_rows_may_exceed=True)
     for _ in range(_MOST_ROUNDS):
         totals, beyond_bytes = partition(cap_bytes=cap_bytes), 0
@@ -177,10 +167,3 @@ def forward_plan(
         reason=reason,
         largest=largest,
     )
-
-
-def bytes_of_useful(costs: Costs, lengths: NDArray[np.int64], useful_tokens: int) -> int:
-    """Return the cap with which no batch has more tokens; the longest row fits under it alone."""
-    distinct = np.unique(lengths)
-    rows = np.maximum(useful_tokens // distinct, 1)
-    return int(np.ceil(costs.peak_bytes(rows, distinct).max()))

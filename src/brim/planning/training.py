@@ -90,7 +90,7 @@ def _planned(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -
         if every_way or plan.chosen is not None:
             keep(plan, request, budget, every_way=every_way, say=say)
     plan = request.with_learning_rates(plan)
-    return Planned(plan=plan, choices=_choices(request, plan), request=request)
+    return Planned(plan=plan, choices=tuple(_choices(request, plan)), request=request)
 
 
 def keep(plan: TrainingPlan, request: PlanRequest, budget: Budget, *, every_way: bool, say: Say) -> None:
@@ -306,21 +306,19 @@ def _too_long(request: PlanRequest, candidates: Sequence[Candidate], known: Sequ
     )
 
 
-def _choices(request: PlanRequest, plan: TrainingPlan) -> tuple[Choice, ...]:
-    """Return what the configuration leaves open. The loss is in chunks wherever the plan is not against them."""
-    chosen, reason = plan.chosen, plan.reason
-    key = "trainer.enable_gradient_checkpointing"
-    choices = [request.largest_choice()] if request.is_sized_by_memory else []
-    is_open = request.trainer.enable_gradient_checkpointing == "auto"
-    if chosen is None:
-        why = "no strategy fits, and this takes the least"
-        return (*choices, Choice(key=key, value=True, reason=why)) if is_open else tuple(choices)
-    if is_open:
-        choices.append(Choice(key=key, value=chosen.way.gradient_checkpointing, reason=reason))
+def _choices(request: PlanRequest, plan: TrainingPlan) -> Iterator[Choice]:
+    """Yield what the configuration leaves open. The loss is in chunks wherever the plan is not against them."""
+    chosen, trainer = plan.chosen, request.trainer
+    if request.is_sized_by_memory:
+        yield request.largest_choice()
+    if trainer.enable_gradient_checkpointing == "auto":
+        value, why = True, "no strategy fits, and this takes the least"
+        if chosen is not None:
+            value, why = chosen.way.gradient_checkpointing, plan.reason
+        yield Choice(key="trainer.enable_gradient_checkpointing", value=value, reason=why)
     has_chunks = any(each.way.chunked_loss for each in plan.candidates)
-    if request.trainer.chunked_loss == "auto" and has_chunks and not chosen.way.chunked_loss:
-        choices.append(Choice(key="trainer.chunked_loss", value=False, reason=reason))
-    return tuple(choices)
+    if trainer.chunked_loss == "auto" and has_chunks and chosen is not None and not chosen.way.chunked_loss:
+        yield Choice(key="trainer.chunked_loss", value=False, reason=plan.reason)
 
 
 _ALIKE = "partitioned differently, under another memory, the losses are close and not equal"

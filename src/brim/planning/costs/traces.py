@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Strict, TypeAdapter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from brim.batching import Costs, Surface
@@ -351,38 +352,36 @@ def _as_json(known: Known) -> dict[str, Any]:
 
 def _parsed(saved: Any, names: tuple[Names, Names]) -> Known:
     """Return what `_as_json` gave; of anything else an error. names: of a workload's numbers and work."""
-    known = Known(
-        found={
-            tuple(_whole(number) for number in shape): Found(
-                {str(name): _whole(value) for name, value in numbers.items()},
-                {str(name): _work(places) for name, places in work.items()},
-            )
-            for shape, numbers, work in saved["found"]
-        },
-        overheads_bytes={str(key): _whole(value) for key, value in saved["overheads_bytes"].items()},
-    )
-    for shape, found in known.found.items():
-        if (*found.numbers, *found.work) != names[bool(shape)]:
+    entries, overheads_bytes = _adapter().validate_python((saved["found"], saved["overheads_bytes"]))
+    for shape, numbers, work in entries:
+        if (*numbers, *work) != names[bool(shape)]:
             raise KeyError(shape)
-    return known
+    found = {
+        shape: Found(numbers, {name: _work(places) for name, places in work.items()})
+        for shape, numbers, work in entries
+    }
+    return Known(found=found, overheads_bytes=overheads_bytes)
 
 
 def _places(work: WorkCount) -> list[list[Any]]:
     return [[*place, each.flops, each.num_bytes, each.kernels] for place, each in work.places.items()]
 
 
-def _work(places: Any) -> WorkCount:
-    """Return what `_places` gave; of anything else a TypeError or ValueError."""
-    return WorkCount(
-        places={
-            WorkPlace(*place): Work(_whole(flops), _whole(num_bytes), _whole(kernels))
-            for *place, flops, num_bytes, kernels in places
-        }
-    )
+def _work(places: list[_Place]) -> WorkCount:
+    return WorkCount(places={WorkPlace(*place[:6]): Work(*place[6:]) for place in places})
 
 
-def _whole(value: Any) -> int:
-    """Return a number as it was written."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(value)
-    return value
+_Whole: TypeAlias = Annotated[int, Strict()]  # as it was written
+
+
+_Place: TypeAlias = tuple[Any, Any, Any, Any, Any, Any, _Whole, _Whole, _Whole]  # see `_places`
+
+
+_Saved: TypeAlias = tuple[
+    list[tuple[tuple[_Whole, ...], dict[str, _Whole], dict[str, list[_Place]]]], dict[str, _Whole]
+]
+
+
+@cache
+def _adapter() -> TypeAdapter[_Saved]:
+    return TypeAdapter(_Saved)
