@@ -241,36 +241,25 @@ def _lengths_before(
     splits: list[TokenRows], by_event: Mapping[str, Mapping[int, Entry]], has_answers: bool
 ) -> dict[str, Integers]:
     """Return by event the length of every row before that cut, those of rows that were dropped behind the others."""
-    cut = {
-        event: {key: entry.tokens_before or 0 for key, entry in entries.items()} for event, entries in by_event.items()
-    }
-    parts = [_before(each, cut, has_answers) for each in splits]
-    there = np.concatenate([np.zeros(0, np.int64), *(each.keys for each in splits)])
-    lengths = {}
-    for event, of_rows in cut.items():
-        keys, tokens = (np.fromiter(each, dtype=np.int64, count=len(of_rows)) for each in (of_rows, of_rows.values()))
-        lengths[event] = np.concatenate([*(part[event] for part in parts), tokens[~np.isin(keys, there)]])
-    return lengths
-
-
-def _before(rows: TokenRows, cut: Mapping[str, Mapping[int, int]], has_answers: bool) -> dict[str, Integers]:
-    joined = _replaced(rows.lengths, rows.keys, cut["cut_joined"])
-    prompt = rows.num_prompt_tokens
-    answer = np.maximum(joined - prompt - has_answers, 0)  # EOS is not part of the answer's own length
+    keys, joined, prompts = (
+        np.concatenate(each) for each in zip(*((s.keys, s.lengths, s.num_prompt_tokens) for s in splits), strict=True)
+    )
+    joined = _before(joined, keys, by_event["cut_joined"])
+    answers = np.maximum(joined[: len(keys)] - prompts - has_answers, 0)  # EOS is not part of the answer's own length
     return {
-        "cut_prompt": _replaced(prompt, rows.keys, cut["cut_prompt"]),
-        "cut_answer": _replaced(answer, rows.keys, cut["cut_answer"]),
+        "cut_prompt": _before(prompts, keys, by_event["cut_prompt"]),
+        "cut_answer": _before(answers, keys, by_event["cut_answer"]),
         "cut_joined": joined,
     }
 
 
-def _replaced(lengths: Integers, keys: Integers, by_key: Mapping[int, int]) -> Integers:
-    if not by_key:
-        return lengths
-    replaced: Integers = lengths.copy()
-    for number in np.flatnonzero(np.isin(keys, list(by_key))).tolist():
-        replaced[number] = by_key[int(keys[number])]
-    return replaced
+def _before(lengths: Integers, keys: Integers, cut: Mapping[int, Entry]) -> Integers:
+    """Return the lengths of the rows with these keys as they were before they were cut, and those of rows that went."""
+    before = {key: entry.tokens_before or 0 for key, entry in cut.items()}
+    there = np.isin(keys, list(before))
+    lengths = lengths.copy()
+    lengths[there] = [before.pop(key) for key in keys[there].tolist()]
+    return np.concatenate([lengths, np.fromiter(before.values(), dtype=np.int64)])
 
 
 def _cut(event: str, entries: list[Entry], before: Integers) -> Cut:
