@@ -133,11 +133,12 @@ class _Facts:
         self._ids = [_read_json(folder.path / "generation_config.json"), folder.config]
         self._folder = folder.path
 
-    def token(self, role: str) -> Any:
-        """Return the token's text, or its mapping with `content`; None where no file names it."""
+    def token(self, role: str) -> str | None:
+        """Return the token's text; None where no file names it."""
         token = next((names[f"{role}_token"] for names in self._names if names.get(f"{role}_token")), None)
-        if token is None or isinstance(token.get("content") if isinstance(token, dict) else token, str):
-            return token
+        text = token.get("content") if isinstance(token, dict) else token
+        if token is None or isinstance(text, str):
+            return text
         raise ModelError(
             what=f"{role}_token in tokenizer_config.json or special_tokens_map.json is not a token",
             where=str(self._folder),
@@ -148,12 +149,12 @@ class _Facts:
     def named_tokens(self) -> dict[str, str]:
         """Return the text of each role's token: bos_token, eos_token and so on."""
         tokens = {f"{role}_token": self.token(role) for role in _ROLES}
-        return {name: _content(token) for name, token in tokens.items() if token is not None}
+        return {name: token for name, token in tokens.items() if token is not None}
 
     def token_id(self, tokenizer: Tokenizer, role: str) -> int | None:
         named = self.token(role)
         if named is not None:
-            token_id = tokenizer.token_to_id(_content(named))
+            token_id = tokenizer.token_to_id(named)
             if token_id is not None:
                 return int(token_id)
         for ids in self._ids:
@@ -163,10 +164,6 @@ class _Facts:
             if type(token_id) is int and 0 <= token_id < 1 << 32 and tokenizer.id_to_token(token_id) is not None:
                 return token_id
         return None
-
-
-def _content(token: Any) -> str:
-    return str(token["content"]) if isinstance(token, dict) else str(token)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -181,8 +178,8 @@ def _add_named_tokens(tokenizer: Tokenizer, facts: _Facts) -> None:
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     for role in ("bos", "eos", "pad"):
         named = facts.token(role)
-        if named is not None and _content(named) not in special and tokenizer.token_to_id(_content(named)) is not None:
-            tokenizer.add_special_tokens([AddedToken(_content(named), special=True, normalized=False)])
+        if named is not None and named not in special and tokenizer.token_to_id(named) is not None:
+            tokenizer.add_special_tokens([AddedToken(named, special=True, normalized=False)])
 
 
 def _begin(whole: Sequence[int], bare: Sequence[int]) -> list[int]:

@@ -7,7 +7,7 @@ are tokenized in every form in which a model would write them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -36,7 +36,7 @@ def label_tokens(labels: Sequence[str], encoder: TextEncoder) -> dict[str, tuple
     Raises ConfigError for labels that the tokenizer cannot write so that they are read as they are.
     """
     made = {
-        label: tuple(form for form in forms if _text(form, encoder) == label)
+        label: tuple(form for form in forms if encoder.decode(form, skip_special_tokens=True).strip() == label)
         for label, forms in _forms(labels, encoder).items()
     }
     _require_written(made)
@@ -90,11 +90,6 @@ def _bare(labels: Sequence[str], encoder: TextEncoder) -> list[list[int]]:
     return [
         ids[len(before) :] if ids[: len(before)] == before else whole for ids, whole in zip(after, plain, strict=True)
     ]
-
-
-def _text(tokens: Tokens, encoder: TextEncoder) -> str:
-    """Decode a label as a response is read."""
-    return encoder.decode(tokens, skip_special_tokens=True).strip()
 
 
 def _require_written(made: Mapping[str, Sequence[Tokens]]) -> None:
@@ -217,7 +212,7 @@ def _conversations(
 ) -> list[TokenRow]:
     """Return a batch of conversations as token rows, cut as wholes."""
     findings.are_chats = True
-    whole = [replace(row, key=key) for key, row in zip(batch.keys.tolist(), chat_rows(chats, encoder), strict=True)]
+    whole = list(_chat_rows(batch.keys.tolist(), chats, encoder))
     findings.otherwise += [whole[at].key for at in encoded_otherwise(chats, whole, encoder)]
     rows = []
     for row, chat in zip(whole, chats, strict=True):
@@ -253,15 +248,15 @@ def _look_at_texts(findings: Findings, batch: Texts, prompts: list[list[int]], e
         findings.doubled_bos += len(ids) > 1 and ids[0] == ids[1] == encoder.bos_id
 
 
-def chat_rows(chats: Sequence[Chat], encoder: TextEncoder) -> Iterator[TokenRow]:
-    """Give a row with key 0 for each conversation. Nothing is added to what the template writes: no BOS, no EOS."""
+def _chat_rows(keys: Sequence[int], chats: Sequence[Chat], encoder: TextEncoder) -> Iterator[TokenRow]:
+    """Give a row for each conversation. Nothing is added to what the template writes: no BOS, no EOS."""
     first = iter(encoder.encode([chat.pieces[0].text for chat in chats], special_tokens=False))
     later = iter(_continued([piece.text for chat in chats for piece in chat.pieces[1:]], encoder))
-    for chat in chats:
+    for key, chat in zip(keys, chats, strict=True):
         parts = [(next(later if number else first), piece.supervised) for number, piece in enumerate(chat.pieces)]
         supervised = np.concatenate([np.full(len(ids), mark) for ids, mark in parts])
         ids = np.concatenate([np.asarray(ids, dtype=np.int32) for ids, _ in parts])
-        yield TokenRow(key=0, input_ids=ids, supervised=supervised)
+        yield TokenRow(key=key, input_ids=ids, supervised=supervised)
 
 
 def encoded_otherwise(chats: Sequence[Chat], rows: Sequence[TokenRow], encoder: TextEncoder) -> list[int]:
