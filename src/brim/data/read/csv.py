@@ -13,12 +13,11 @@ further down.
 from __future__ import annotations
 
 import csv
-from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from brim.data.read.encoding import (
     require_utf8,
 )
 from brim.data.read.ledger import Unreadable, is_majority
-from brim.data.read.source import DECIMAL_COMMA, MAX_PLACES, Source, require_distinct, source_of
+from brim.data.read.source import DECIMAL_COMMA, MAX_PLACES, Source, line_number, require_distinct, source_of
 from brim.data.read.spill import Faults, gather, kept_or
 from brim.errors import DataError, Problem
 from brim.notes import warning
@@ -63,7 +62,9 @@ def read_csv(path: Path, *, separator: str) -> Source:
     form = csv_form(path, usual=separator)
     header = read_header(path, form)
     table, faults = kept_or(partial(_read_table, path, header, form), path)
-    source = source_of(table, name=path.name, locate=_locator(path, form), faults=faults)
+    # Without the header. A cell may hold line breaks.
+    locate = line_number(path.name, lambda: (record.line for record in islice(_records(path, form), 1, None)))
+    source = source_of(table, name=path.name, locate=locate, faults=faults)
     if form.is_utf8 and is_majority(source.faults, table.num_rows):
         require_utf8(path)  # explains best why nothing can be read
     notes = (
@@ -81,15 +82,12 @@ def _notes_on_unnamed(header: Header, source: Source) -> list[str]:
     called = [f"column {number:,} as `{name}`" for number, name in header.unnamed if is_read[name]]
     notes = []
     if empty:
-        them = f"column {empty[0]} has" if len(empty) == 1 else f"columns {', '.join(empty)} have"
-        notes.append(f"{source.name}: {them} neither a name nor a value, and {_IS[len(empty) == 1]} left out")
+        them, are = (f"column {empty[0]} has", "is") if len(empty) == 1 else (f"columns {', '.join(empty)} have", "are")
+        notes.append(f"{source.name}: {them} neither a name nor a value, and {are} left out")
     if called:
         them = "a column without a name is" if len(called) == 1 else "columns without a name are"
         notes.append(f"{source.name}: {them} read: {', '.join(called)}")
     return notes
-
-
-_IS = {True: "is", False: "are"}
 
 
 Batches = Callable[[], Iterator[pa.RecordBatch]]  # the file's rows from the beginning, every cell as text
@@ -180,16 +178,6 @@ def _typed(batches: Batches, path: Path, header: Header, form: CsvForm, keep_as:
         for batch in batches()
     )
     return gather(converted, schema=schema, keep_as=keep_as, faults=faults)
-
-
-def _locator(path: Path, form: CsvForm) -> Callable[[int], str]:
-    """Return places as file:line. A cell may hold line breaks, so the lines are looked up, at the first need."""
-
-    @lru_cache(maxsize=1)
-    def lines() -> Sequence[int]:
-        return array("q", (record.line for record in _records(path, form)))
-
-    return lambda row: f"{path.name}:{lines()[row + 1]}"  # the header is not a row
 
 
 _WITH_COMMA = r"^-?[0-9]+,[0-9]+$"

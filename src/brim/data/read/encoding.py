@@ -23,7 +23,6 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from brim.errors import DataError, Problem
@@ -149,11 +148,11 @@ def without_undecodable(table: pa.Table, name: str) -> tuple[pa.Table, dict[int,
         column = table.column(position)
         if not _holds_text(field.type) or _is_valid(column, field.name, name):
             continue
-        bad = _undecodable(column, field.name, name)
-        for row in bad.tolist():
+        whole, bad = _decodable(column, field.name, name)
+        for row in bad:
             what = f"column `{field.name}` holds bytes that are not UTF-8 text"
             faults.setdefault(row, Problem(what=what, fix="write the text in UTF-8"))
-        table = table.set_column(position, field, _with_missing(column, bad))
+        table = table.set_column(position, field, whole)
     return table, faults
 
 
@@ -176,15 +175,19 @@ def _is_valid(column: pa.ChunkedArray | pa.Array, column_name: str, name: str) -
     return True
 
 
-def _undecodable(column: pa.ChunkedArray, column_name: str, name: str) -> npt.NDArray[np.int64]:
-    """Return the rows that cannot be decoded."""
+def _decodable(column: pa.ChunkedArray, column_name: str, name: str) -> tuple[pa.ChunkedArray, list[int]]:
+    """Return the column with the cells missing that cannot be decoded, and their rows."""
     rows: list[int] = []
-    first_row = 0
+    chunks, first_row = [], 0
     for chunk in column.chunks:
         if not _is_valid(chunk, column_name, name):
-            rows += [first_row + row for row in range(len(chunk)) if not _is_decodable(chunk[row])]
+            bad = [row for row in range(len(chunk)) if not _is_decodable(chunk[row])]
+            rows += [first_row + row for row in bad]
+            here = np.arange(len(chunk))
+            chunk = chunk.take(pa.array(here, mask=np.isin(here, bad)))
+        chunks.append(chunk)
         first_row += len(chunk)
-    return np.asarray(rows, dtype=np.int64)
+    return pa.chunked_array(chunks, type=column.type), rows
 
 
 def _is_decodable(cell: pa.Scalar) -> bool:
@@ -193,17 +196,6 @@ def _is_decodable(cell: pa.Scalar) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _with_missing(column: pa.ChunkedArray, rows: npt.NDArray[np.int64]) -> pa.ChunkedArray:
-    is_missing = np.zeros(len(column), dtype=np.bool_)
-    is_missing[rows] = True
-    chunks, first_row = [], 0
-    for chunk in column.chunks:
-        here = pa.array(np.arange(len(chunk)), mask=is_missing[first_row : first_row + len(chunk)])
-        chunks.append(chunk.take(here))
-        first_row += len(chunk)
-    return pa.chunked_array(chunks, type=column.type)
 
 
 HEAD_BYTES = 2**22  # by which an encoding is recognised

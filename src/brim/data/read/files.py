@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from brim.config.text import mask_login
 from brim.data.read.arrow import (
@@ -390,11 +391,6 @@ def _kinds(source: Source, name: str) -> pa.ChunkedArray:
     if name in source.kinds:
         return source.kinds[name]
     column = source.table[name]
-    kind = column.type
-    word = "text"
-    if pa.types.is_boolean(kind):
-        word = "true or false"
-    elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        word = "a number"
-    present: Mapping[bool, str | None] = {True: word, False: None}
-    return pa.chunked_array([pa.array([present[valid] for valid in column.is_valid().to_pylist()], type=pa.string())])
+    is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    word = "true or false" if pa.types.is_boolean(column.type) else "a number" if is_number else "text"
+    return pc.if_else(column.is_valid(), word, pa.scalar(None, pa.string()))

@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,7 +20,7 @@ from brim.data.read.arrow import read_columns
 from brim.data.read.columns import Locate, Record, is_text, kind_of, problem_of_record, table_of_records
 from brim.data.read.encoding import UndecodableText, require_utf8
 from brim.data.read.ledger import Unreadable
-from brim.data.read.source import Source, row_number, source_of
+from brim.data.read.source import Source, line_number, row_number, source_of
 from brim.data.read.spill import SPILL_BYTES, Faults, kept_or
 from brim.errors import DataError, Problem
 from brim.units import format_bytes
@@ -72,7 +71,8 @@ def read_jsonl(path: Path) -> Source:
 
     Raises DataError where the file is of another kind.
     """
-    return _read_records(path, _objects, _locator(path))
+    locate = line_number(path.name, lambda: (number for number, _ in _lines(path)))
+    return _read_records(path, _objects, locate)
 
 
 def _read_records(path: Path, records: Callable[[Path, Unreadable], Iterator[Record]], locate: Locate) -> Source:
@@ -134,16 +134,6 @@ def _refuse_list(path: Path, line: bytes, row: int) -> None:
             where=path.name,
             fix=f"rename it to {path.with_suffix('.json').name}",
         )
-
-
-def _locator(path: Path) -> Locate:
-    """Return places as file:line; empty lines are looked for at the first need."""
-
-    @lru_cache(maxsize=1)
-    def lines() -> array[int]:
-        return array("q", (number for number, _ in _lines(path)))
-
-    return lambda row: f"{path.name}:{lines()[row]}"
 
 
 def _elements(path: Path, unreadable: Unreadable) -> Iterator[Record]:

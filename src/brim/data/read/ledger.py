@@ -84,13 +84,12 @@ class RowFaults:
     ) -> list[Entry]:
         """Return the ledger's entries for the rows that are dropped, in the order of the rows.
 
-        num_rows: the rows that were looked at. name: of the source. most: how many `auto` leaves out at most.
-        unasked: the setting that says so.
-        Raises DataError with the places: under `error` for any bad row, under `auto` for more than `most`, under `drop`
-        when more than half are bad: then something else than the rows is wrong, and dropping them does not help.
+        num_rows: the rows that were looked at. name: of the source. most: how many would be left out unasked, for the
+        message. unasked: the setting that leaves them out so.
+        Raises DataError with the places: under `drop` when more than half of the rows are bad, since something else is
+        wrong then, and dropping them does not help; under the other policies for any bad row.
         """
-        is_error = policy == "error" or (policy == "auto" and len(self.problems) > most)
-        if is_error and self.problems:
+        if policy != "drop" and self.problems:
             shown = first_of(self.problems, self.locate, name)
             raise DataError(*(shown if is_majority(self.problems, num_rows) else with_way_out(shown, most)))
         self.require_minority(num_rows, name)

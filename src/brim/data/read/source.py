@@ -5,8 +5,10 @@ It says whether columns are there and hold what can be read as text, and how spl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -40,9 +42,7 @@ class Source:
 
     def usable_rows(self) -> npt.NDArray[np.int64]:
         """Return the rows without a fault, in their order."""
-        is_usable = np.ones(self.table.num_rows, dtype=np.bool_)
-        is_usable[list(self.faults)] = False
-        return np.flatnonzero(is_usable)
+        return np.delete(np.arange(self.table.num_rows), list(self.faults))
 
     def places(self, rows: Sequence[int], remarks: Sequence[str] | None = None) -> str:
         """Return where the first few of these rows stand: "data.csv:2, data.csv:7 and 12 more".
@@ -172,6 +172,12 @@ def source_of(
     """Return a table, as it was read, as a source."""
     table, kinds = taken_apart(table)
     return Source(table=table, name=name, locate=locate, faults=faults or {}, kinds=kinds)
+
+
+def line_number(name: str, lines: Callable[[], Iterable[int]]) -> Callable[[int], str]:
+    """Return places as file:line. lines: the number of each row's line, which are looked up at the first need."""
+    found = lru_cache(maxsize=1)(lambda: array("q", lines()))
+    return lambda row: f"{name}:{found()[row]}"
 
 
 def row_number(name: str) -> Callable[[int], str]:
