@@ -132,7 +132,7 @@ def _prepared(
     if lacking is not None:
         done = prompts_of(source, config, encoder, only=FULL, watch=watcher)
         note = f"{lacking}: the prompts alone were checked, as for predict"
-        return Prepared(splits={FULL: done.rows}, ledger=done.ledger, notes=(note, *done.notes))
+        return replace(done, notes=(note, *done.notes))
     if not isinstance(split, RandomSplit) and split.column not in source.table.column_names:
         whole = prepare(source, config, encoder, context_length=context_length, only=FULL, watch=watcher)
         note = f"the data has no column `{split.column}`: it was checked as a whole, without splits"

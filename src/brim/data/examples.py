@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from brim.config.prompts import prompt_columns
 from brim.config.schema import Config
-from brim.data.read import Source, blocks, cell_texts, gather
+from brim.data.read import Source, blocks, gather
 from brim.data.split import assign_splits, sampled_rows, with_usable_splits
 from brim.data.usable import Column, answer_column, input_columns, require_filled, usable
 from brim.errors import DataError
@@ -103,9 +103,7 @@ class ExamplePool:
     def positions_of(self, inputs: Sequence[str]) -> Positions:
         """Return the position of the example with this very input; NONE where there is none."""
         digests = digests_of(inputs)
-        at = np.minimum(np.searchsorted(self._digests, digests), max(len(self) - 1, 0))
-        if not len(self):
-            return np.full(len(inputs), NONE, dtype=np.int64)
+        at = np.minimum(np.searchsorted(self._digests, digests), len(self) - 1)
         return np.where(self._digests[at] == digests, self._order[at], NONE).astype(np.int64)
 
     def context(self, positions: Sequence[int]) -> str:
@@ -122,7 +120,8 @@ def example_pool(config: Config, source: Source) -> ExamplePool:
     keys, source = _training_rows(config, source, fields)
     num_rows = len(keys)
     keys = _with_known_label(config.output_features[0].labels, fields.answer, source, keys)
-    first = _first_of_each(np.concatenate([np.zeros(0, np.uint64), *_input_digests(fields, source, keys)]))
+    digests = np.concatenate([np.zeros(0, np.uint64), *_input_digests(fields, source, keys)])
+    first = np.sort(np.unique(digests, return_index=True)[1])  # the first row of each input
     table = gather(_batches(fields, source, keys[first]), schema=_SCHEMA)
     pool = ExamplePool(table, num_unknown=num_rows - len(keys))
     num_examples = config.prompt.num_examples
@@ -181,7 +180,7 @@ def _training_rows(config: Config, source: Source, fields: _Fields) -> tuple[Pos
     keys = keys[codes == 0]
     require_filled(source, fields.columns, keys)
     for column in fields.columns:
-        if column.missing_value_strategy == "drop_row":
+        if column.rule.missing_value_strategy == "drop_row":
             keys = keys[~source.missing(column.name, is_label=column.is_label)[keys]]
     return keys, source
 
@@ -193,27 +192,21 @@ def _with_known_label(labels: Sequence[str], answer: Column, source: Source, key
     known = frozenset(labels)
     kept = [np.zeros(0, np.int64)]
     for block_keys, block in blocks(source.table.select([answer.name]), keys):
-        texts = cell_texts(block[answer.name], fill=answer.fill_value)
-        kept.append(block_keys[[text.strip() in known for text in texts]])
+        kept.append(block_keys[[text.strip() in known for text in answer.texts(block)]])
     return np.concatenate(kept)
 
 
 def _input_digests(fields: _Fields, source: Source, keys: Positions) -> Iterator[npt.NDArray[np.uint64]]:
     names = [column.name for column in fields.inputs]
     for _, block in blocks(source.table.select(names), keys):
-        cells = {column.name: cell_texts(block[column.name], fill=column.fill_value) for column in fields.inputs}
+        cells = {column.name: column.texts(block) for column in fields.inputs}
         yield digests_of(input_texts(cells, names))
-
-
-def _first_of_each(digests: npt.NDArray[np.uint64]) -> Positions:
-    _, first = np.unique(digests, return_index=True)
-    return np.sort(first)
 
 
 def _batches(fields: _Fields, source: Source, keys: Positions) -> Iterator[pa.RecordBatch]:
     inputs = [column.name for column in fields.inputs]
     for _, block in blocks(source.table.select(list(dict.fromkeys([*inputs, fields.answer.name]))), keys):
-        cells = {column.name: cell_texts(block[column.name], fill=column.fill_value) for column in fields.columns}
+        cells = {column.name: column.texts(block) for column in fields.columns}
         values = [_values(block[column.name], cells[column.name]) for column in fields.columns]
         examples = [repr(dict(zip(fields.names, row, strict=True))) for row in zip(*values, strict=True)]
         columns = [pa.array(texts, pa.large_string()) for texts in (input_texts(cells, inputs), examples)]

@@ -46,15 +46,11 @@ class Prepared:
     notes: tuple[str, ...]
     num_spare: int = 0  # rows that may yet be left out by preprocessing.max_dropped_fraction
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokenized:
-    """Hold token rows in the order of the source, what happened to rows, and notes."""
-
-    rows: TokenRows
-    ledger: Ledger
-    notes: tuple[str, ...]
-    num_spare: int = 0  # as in Prepared
+    @property
+    def rows(self) -> TokenRows:
+        """Return the rows of the only split, in the order of the source."""
+        (rows,) = self.splits.values()
+        return rows
 
 
 def prepare(
@@ -99,7 +95,7 @@ def prepare(
         row_codes = code_of_key[done.rows.keys]
         splits = {name: done.rows.take(np.flatnonzero(row_codes == code)) for code, name in enumerate(SPLITS)}
         notes += _require_train(splits, source, config)
-    return Prepared(splits=splits, ledger=done.ledger, notes=(*notes, *done.notes), num_spare=done.num_spare)
+    return replace(done, splits=splits, notes=(*notes, *done.notes))
 
 
 def prompts_of(
@@ -110,7 +106,7 @@ def prompts_of(
     only: str = FULL,
     watch: Watch | None = None,
     context_length: int | None = None,
-) -> Tokenized:
+) -> Prepared:
     """Prepare the prompts of a split, or of every row, in the order of the source; the answer's column need not exist.
 
     Prompts are cut where the input feature has a length; whether the others can be continued is the caller's to see.
@@ -173,14 +169,14 @@ def _tokenized(
     split_of: Callable[[int], str],
     watch: Watch | None,
     num_all: int,
-) -> Tokenized:
-    """Tokenize these rows, and decide about those that cannot be used.
+) -> Prepared:
+    """Tokenize these rows, all as one split, and decide about those that cannot be used.
 
     num_all: usable rows of all splits, of which `auto` leaves out a share; 0: it leaves out none.
     """
     preprocessing = config.preprocessing
     if isinstance(asked, Prompter):
-        require_room_for_template(asked, encoder, limits, source)
+        require_room_for_template(asked, encoder, limits)
     require_filled(source, asked.columns, keys)
     ledger = Ledger(num_rows=len(keys) + len(source.faults))
     keys = _without_missing(asked, keys, ledger, split_of)
@@ -203,7 +199,7 @@ def _tokenized(
     ledger.entries.sort(key=lambda entry: entry.key)
     read_notes = (*source.notes, *source.notes_on_mixed(asked.used_columns))
     notes = (*read_notes, *asked.notes(), *notes_of(findings, source, limits))
-    return Tokenized(rows=rows, ledger=ledger, notes=notes, num_spare=max(0, few.num_more))
+    return Prepared(splits={FULL: rows}, ledger=ledger, notes=notes, num_spare=max(0, few.num_more))
 
 
 def _bad_rows(
@@ -244,7 +240,7 @@ def _without_missing(
     filled = np.zeros_like(dropped)
     empty = {column: asked.source.missing(column.name, is_label=column.is_label) for column in asked.columns}
     for column, rows in empty.items():
-        (dropped if column.missing_value_strategy == "drop_row" else filled)[rows] = True
+        (dropped if column.rule.missing_value_strategy == "drop_row" else filled)[rows] = True
     for key in keys[(dropped | filled)[keys]].tolist():
         names = ", ".join(f"`{column.name}`" for column, rows in empty.items() if rows[key])
         event, why = "dropped_missing" if dropped[key] else "filled_missing", sys.intern(f"no value in {names}")

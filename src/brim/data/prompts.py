@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from brim.config.prompts import CONTEXT, SAMPLE, Template, prompt_columns, prompt_template
 from brim.config.schema import Config, PreprocessingConfig
-from brim.data.read import RowFaults, Source, blocks, cell_texts
+from brim.data.read import RowFaults, Source, blocks
 from brim.data.tokens import Limit, Limits, TextEncoder, Texts
 from brim.data.usable import (
     INPUT,
@@ -67,7 +67,7 @@ def prompt_limits(config: Config, context_length: int | None = None) -> Limits:
     )
 
 
-def require_room_for_template(asked: Prompter, encoder: TextEncoder, limits: Limits, source: Source) -> None:
+def require_room_for_template(asked: Prompter, encoder: TextEncoder, limits: Limits) -> None:
     """Raise DataError when the template alone, with nothing filled in, is longer than a limit."""
     if asked.template is None:
         return
@@ -159,20 +159,15 @@ class Prompter:
                 yield texts
 
     def _texts(self, keys: npt.NDArray[np.int64], block: pa.Table) -> Texts:
-        cells = {column.name: cell_texts(block[column.name], fill=column.fill_value) for column in self.columns}
+        cells = {column.name: column.texts(block) for column in self.columns}
         answers = cells[self.answer_column.name] if self.answer_column is not None else []
         prompts, own_prompts = self._prompts(keys, cells)
-        made = [number for number, prompt in enumerate(prompts) if prompt is not None]
-        return Texts(
-            keys=keys[made],
-            prompts=[prompt for prompt in prompts if prompt is not None],
-            answers=[answers[number] for number in made] if answers else [],
-            own_prompts=None if own_prompts is None else [own_prompts[number] for number in made],
-        )
+        texts = Texts(keys=keys, prompts=[prompt or "" for prompt in prompts], answers=answers, own_prompts=own_prompts)
+        return texts.only([number for number, prompt in enumerate(prompts) if prompt is not None])
 
     def _prompts(
         self, keys: npt.NDArray[np.int64], cells: dict[str, list[str]]
-    ) -> tuple[Sequence[str | None], Sequence[str] | None]:
+    ) -> tuple[Sequence[str | None], list[str] | None]:
         """Return each row's prompt, None where it cannot be made, and, with examples, the prompts without them."""
         if self.template is None:
             return cells[self.input_column], None

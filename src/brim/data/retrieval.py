@@ -22,7 +22,6 @@ class Contexts:
 
     pool: ExamplePool
     examples: RandomExamples | NearestExamples
-    num_examples: int
     columns: tuple[str, ...]  # that make the input
     answer_column: str
     elsewhere: str | None  # the name of the data that the pool is from, where it is not that of the rows
@@ -37,7 +36,7 @@ class Contexts:
         inputs = input_texts(cells, self.columns)
         own = self.pool.positions_of(inputs)
         self.num_known += int(np.count_nonzero(own != NONE))
-        is_served = len(self.pool) - (own != NONE) >= self.num_examples
+        is_served = len(self.pool) - (own != NONE) >= self.examples.num_examples
         served = np.flatnonzero(is_served)
         chosen = self.examples.choose([inputs[row] for row in served.tolist()], own[served])
         contexts: list[str | None] = [None] * len(keys)
@@ -50,7 +49,7 @@ class Contexts:
     @property
     def row_bytes(self) -> int:
         """Return the bytes that the examples of a row take on average."""
-        return self.pool.num_bytes // max(1, len(self.pool)) * self.num_examples
+        return self.pool.num_bytes // max(1, len(self.pool)) * self.examples.num_examples
 
     def notes(self) -> list[str]:
         """Return notes on the rows drawn so far."""
@@ -66,7 +65,7 @@ class Contexts:
     def _too_few(self) -> Problem:
         return Problem(
             what=f"only {len(self.pool) - 1:,} training rows have another input, and prompt.retrieval.k asks for "
-            f"{format_count(self.num_examples, 'example')}",
+            f"{format_count(self.examples.num_examples, 'example')}",
             fix="lower prompt.retrieval.k",
         )
 
@@ -90,7 +89,6 @@ def contexts_of(config: Config, source: Source, *, columns: Sequence[str], split
     return Contexts(
         pool=pool,
         examples=examples,
-        num_examples=retrieval.num_examples,
         columns=tuple(columns),
         answer_column=config.output_features[0].column_name,
         elsewhere=None if is_own else training.name,

@@ -125,11 +125,8 @@ Codes = npt.NDArray[np.int8]  # 0 train, 1 validation, 2 test; one a row
 
 def check_split(name: str | None) -> Split | None:
     """Return a split's name as a person typed it. Raises InputError for one that does not exist."""
-    for split in get_args(Split):
-        if name == split:
-            return cast(Split, split)
-    if name is None:
-        return None
+    if name is None or name in get_args(Split):
+        return cast("Split | None", name)
     raise InputError(what=f"there is no split {name!r}", expected=", ".join(get_args(Split)))
 
 

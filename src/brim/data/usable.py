@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from brim.config.prompts import prompt_columns
 from brim.config.schema import Config, FeaturePreprocessing, OutputFeature, PreprocessingConfig, RandomSplit
 from brim.config.text import KeyPath, is_within
-from brim.data.read import RowFaults, Source
+from brim.data.read import RowFaults, Source, cell_texts
 from brim.errors import DataError, Problem, problems_of
 from brim.units import format_count
 
@@ -132,26 +133,19 @@ class Column:
 
     name: str
     feature: str  # INPUT or OUTPUT
-    missing_value_strategy: str
-    fill_value: str
+    rule: FeaturePreprocessing
     is_label: bool = False  # for a label, an empty text is a missing one
 
-
-def _column(name: str, feature: str, preprocessing: FeaturePreprocessing, *, is_label: bool = False) -> Column:
-    return Column(
-        is_label=is_label,
-        name=name,
-        feature=feature,
-        missing_value_strategy=preprocessing.missing_value_strategy,
-        fill_value=preprocessing.fill_value,
-    )
+    def texts(self, table: pa.Table) -> list[str]:
+        """Return the column's cells as text, missing ones filled."""
+        return cell_texts(table[self.name], fill=self.rule.fill_value)
 
 
 def input_columns(config: Config, names: Sequence[str]) -> tuple[Column, ...]:
     """Return a prompt's columns, each under the rule of its input feature, or of the first where it has none."""
     numbers = {feature.column_name: number for number, feature in enumerate(config.input_features)}
     return tuple(
-        _column(name, f"input_features[{number}]", config.input_features[number].preprocessing)
+        Column(name=name, feature=f"input_features[{number}]", rule=config.input_features[number].preprocessing)
         for name in names
         for number in [numbers.get(name, 0)]
     )
@@ -159,7 +153,8 @@ def input_columns(config: Config, names: Sequence[str]) -> tuple[Column, ...]:
 
 def answer_column(target: OutputFeature) -> Column:
     """Return the answer's column under the rule of its feature."""
-    return _column(target.column_name, OUTPUT, target.preprocessing, is_label=target.categories is not None)
+    is_label = target.categories is not None
+    return Column(name=target.column_name, feature=OUTPUT, rule=target.preprocessing, is_label=is_label)
 
 
 def require_filled(source: Source, columns: Sequence[Column], rows: npt.NDArray[np.int64]) -> None:
@@ -167,7 +162,7 @@ def require_filled(source: Source, columns: Sequence[Column], rows: npt.NDArray[
     problems = []
     for column in columns:
         empty = rows[source.missing(column.name, is_label=column.is_label)[rows]]
-        if len(empty) and column.missing_value_strategy == "error":
+        if len(empty) and column.rule.missing_value_strategy == "error":
             count = format_count(len(empty), "row")
             problems.append(
                 Problem(
