@@ -19,7 +19,7 @@ from tests.messages import refused, says
 from tests.properties import examples
 
 from brim.data import check_data, nearest_examples, prepare, prompter, prompts_of, retrieval
-from brim.data.examples import NONE, RandomExamples, drawn, example_pool
+from brim.data.examples import NONE, drawn, example_pool
 from brim.data.nearest_examples import (
     FolderSentenceEncoder,
     NearestExamples,
@@ -118,31 +118,6 @@ def test_data_without_examples_is_told(make_config):
     ]:  # fmt: skip
         with refused(words, by=DataError):
             pool_of(make_config, {**columns, "split": [0, 0]}, **two, **changes)
-
-
-@given(st.integers(1, 60), st.data(), st.integers(0, 2**32 - 1), st.integers(0, 2**40))
-def test_examples_are_different_and_never_the_rows_own(num_pooled, data, seed, key):
-    own = data.draw(st.integers(NONE, num_pooled - 1))
-    num_others = num_pooled - (own != NONE)
-    num_examples = data.draw(st.integers(0, num_others))
-    examples = RandomExamples(num_pooled=num_pooled, num_examples=num_examples, seed=seed)
-    (chosen,) = examples.choose([str(key)], np.array([own])).tolist()
-    assert len(set(chosen)) == num_examples
-    assert own not in chosen
-    assert set(chosen) <= set(range(num_pooled))
-
-
-@given(st.permutations(range(12)), st.lists(st.integers(1, 11), max_size=3))
-def test_a_rows_examples_depend_on_its_input_alone(order, cuts):
-    examples = RandomExamples(num_pooled=50, num_examples=3, seed=7)
-    own = np.arange(12) % 5 - 1
-
-    def of(rows):
-        return examples.choose([f"row {row}" for row in rows], own[rows]).tolist()
-
-    together = dict(zip(range(12), of(list(range(12))), strict=True))
-    for part in np.split(np.array(order), sorted(cuts)):
-        assert of(part.tolist()) == [together[row] for row in part.tolist()]
 
 
 def test_the_draw_is_kept_forever_and_every_ordered_choice_is_as_likely():

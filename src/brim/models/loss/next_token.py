@@ -81,20 +81,7 @@ def next_token_loss(
 
 def next_token_scores(model: nn.Module, batch: TokenBatch, *, head: LogitHead | None = None) -> RowScores:
     """Sum loss and hits by row, for evaluation, without gradients. head: as in `next_token_loss`."""
-    if head is None:
-        logits = target_logits(model, batch)
-        losses = cross_entropy(logits.float(), batch.targets, reduction="none")
-        is_correct = logits.argmax(dim=-1) == batch.targets
-    else:
-        scores = chunked_scores(
-            _target_hidden(head, batch),
-            head.projection.weight,
-            head.projection.bias,
-            batch.targets,
-            transform=head.transform,
-        )
-        losses, is_correct = scores.loss, scores.is_correct
-    hits = is_correct.long()
+    losses, hits = _whole_scores(model, batch) if head is None else _chunked_scores(head, batch)
     num_rows = batch.input_ids.shape[0]
     zeros = torch.zeros(num_rows, device=losses.device, dtype=torch.int64)
     return RowScores(
@@ -121,6 +108,24 @@ def target_logits(model: nn.Module, batch: TokenBatch) -> Tensor:
     options = {"logits_to_keep": batch.num_logits} if _keeps_logits(model) else {}
     logits: Tensor = model(input_ids=batch.input_ids, use_cache=False, **options).logits
     return logits[:, -batch.num_logits :].flatten(0, 1).index_select(0, batch.logit_positions)
+
+
+def _whole_scores(model: nn.Module, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    """Return loss [S] and hits [S] of each supervised token."""
+    logits = target_logits(model, batch)
+    losses = cross_entropy(logits.float(), batch.targets, reduction="none")
+    return losses, (logits.argmax(dim=-1) == batch.targets).long()
+
+
+def _chunked_scores(head: LogitHead, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    scores = chunked_scores(
+        _target_hidden(head, batch),
+        head.projection.weight,
+        head.projection.bias,
+        batch.targets,
+        transform=head.transform,
+    )
+    return scores.loss, scores.is_correct.long()
 
 
 def _target_hidden(head: LogitHead, batch: TokenBatch) -> Tensor:
