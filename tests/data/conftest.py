@@ -17,6 +17,7 @@ from brim.data.tokens import TextEncoder, load_encoder
 from brim.models.folders import locate
 
 BOS, EOS, PAD = 0, 1, 2
+CHAT_TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
 MakeFolder = Callable[..., Path]
 ALL_TRAIN: dict[str, Any] = {  # changes of make_config
     "preprocessing__split__type": "random",
@@ -31,6 +32,10 @@ def ids(text: str) -> list[int]:
 
 def jsonl(*rows: dict[str, Any]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def load(folder: Path) -> TextEncoder:
+    return load_encoder(locate(str(folder), initialize="random"))
 
 
 def texts_of(config: Config, source: Source) -> list[tuple[str, str]]:
@@ -77,8 +82,7 @@ def write_tokenizer_folder(folder: Path, *, template: str | None = "<s> $A", **f
 @pytest.fixture(scope="session")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> TextEncoder:
     """Bytes as tokens; a prompt begins with <s>."""
-    folder = write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
-    return load_encoder(locate(str(folder), initialize="random"))
+    return load(write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer")))
 
 
 @pytest.fixture(scope="session")

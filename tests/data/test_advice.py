@@ -145,17 +145,13 @@ def test_few_rows_to_measure_by(advice_on):
 
 
 @pytest.fixture
-def rows_of_lengths():
+def checked_lengths(encoder, make_config):
     """100 rows: prompts of 2 to 101 tokens (with <s>), answers of 8 with 92 of 100 and of 30 to 100 with the others."""
     answers = [f"{n:08}" if n < 92 else "y" * 10 * (n - 89) for n in range(100)]
-    return read({"q": ["x" * (n + 1) for n in range(100)], "a": answers})
+    rows = read({"q": ["x" * (n + 1) for n in range(100)], "a": answers})
 
-
-@pytest.fixture
-def checked_lengths(rows_of_lengths, encoder, make_config):
     def checked(context_length=None, **changes):
-        config = make_config(**ALL_TRAIN, **changes)
-        return check_data(config, rows_of_lengths, encoder, context_length=context_length)
+        return check_data(make_config(**ALL_TRAIN, **changes), rows, encoder, context_length=context_length)
 
     return checked
 

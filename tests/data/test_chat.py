@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.data.conftest import BOS, EOS, ids, jsonl
+from tests.data.conftest import BOS, CHAT_TEMPLATES as TEMPLATES, EOS, ids, jsonl, load
 from tests.messages import refused, says
 
 from brim.config.schema import Config
@@ -16,9 +15,7 @@ from brim.data import check_data, prepare, prompts_of
 from brim.data.chat import chat_template
 from brim.data.chat.messages import BadConversation, conversation_of, require_learnable, to_be_continued
 from brim.data.read import read
-from brim.data.tokens import load_encoder
 from brim.errors import ConfigError, DataError, ModelError
-from brim.models.folders import locate
 
 USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 
@@ -129,7 +126,6 @@ def test_there_must_be_something_to_learn_at_the_end_and_something_to_go_on_from
     assert says(problem_with([ANSWER], check=to_be_continued), nothing)
 
 
-TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
 TURNS = [{**USER, "content": "one"}, {**ANSWER, "content": "eins"}]
 TURNS += [{**USER, "content": "two"}, {**ANSWER, "content": "zwei"}]
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
@@ -145,7 +141,7 @@ def chat_encoder(make_folder):
         folder = make_folder()
         if template is not None:
             (folder / "chat_template.jinja").write_text(template)
-        return load_encoder(locate(str(folder), initialize="random"))
+        return load(folder)
 
     return make
 
@@ -290,7 +286,7 @@ def test_a_space_that_a_tokenizer_puts_before_a_text_and_pieces_with_other_token
     folder = make_folder()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(TEMPLATES["alternating"])
-    done = prepared(load_encoder(locate(str(folder), initialize="random")), {"messages": [TURNS]})
+    done = prepared(load(folder), {"messages": [TURNS]})
     (row,) = done.splits["train"]
     whole = "<s> [INST] one [/INST] eins</s> [INST] two [/INST] zwei</s>"
     assert row.input_ids.tolist() == tokenizer.encode(whole).ids
@@ -302,8 +298,7 @@ def test_a_space_that_a_tokenizer_puts_before_a_text_and_pieces_with_other_token
     (folder / "tokenizer.json").write_text(json.dumps(stored))
     assert len(Tokenizer.from_file(str(folder / "tokenizer.json")).encode("::", add_special_tokens=False).ids) == 1
     (folder / "chat_template.jinja").write_text(SHORT)
-    made = load_encoder(locate(str(folder), initialize="random"))
-    notes = prepared(made, {"messages": [TURNS, [TURNS[0], {"role": "assistant", "content": ":x"}]]}).notes
+    notes = prepared(load(folder), {"messages": [TURNS, [TURNS[0], {"role": "assistant", "content": ":x"}]]}).notes
     assert any(note.startswith("the tokens of 1 row are others") and note.endswith("row 1") for note in notes)
 
 

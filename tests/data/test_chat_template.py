@@ -6,11 +6,11 @@ import datetime
 import json
 import re
 import tracemalloc
-from pathlib import Path
 
 import jinja2
 import pytest
 from hypothesis import given, strategies as st
+from tests.data.conftest import CHAT_TEMPLATES as TEMPLATES
 from tests.messages import refused, says
 
 from brim.data.chat import TemplateTexts, read_template, sandbox as chat_sandbox, store_template
@@ -261,7 +261,6 @@ def test_a_template_that_cannot_be_had_or_is_none_is_told(tmp_path):
     assert not texts("strftime_now {{ messages }}").asks_for_day()
 
 
-TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
 TODAY = datetime.date(2026, 1, 31)
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 USER, ANSWER = {"role": "user", "content": "What is 2+2?"}, {"role": "assistant", "content": "4, “surely” <b>"}
@@ -310,28 +309,20 @@ def pieces(made):
     return "".join(f"«{piece.text}»" if piece.supervised else piece.text for piece in made)
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **SPECIAL)
-
-
-@pytest.fixture
-def same_day(monkeypatch):
-    from transformers.utils import chat_template_utils
-
-    class Clock(datetime.datetime):
-        @classmethod
-        def now(cls):
-            return cls(2026, 1, 31, 12, 30)
-
-    monkeypatch.setattr(chat_template_utils, "datetime", Clock)
+class Clock(datetime.datetime):
+    @classmethod
+    def now(cls):
+        return cls(2026, 1, 31, 12, 30)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_the_text_is_that_of_transformers(tokenizer, same_day, name):
+def test_the_text_is_that_of_transformers(monkeypatch, name):
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import chat_template_utils
+
+    monkeypatch.setattr(chat_template_utils, "datetime", Clock)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **SPECIAL)
     for which in CONVERSATIONS:
         made = conversation(which)
         messages = json.loads(json.dumps(CONVERSATIONS[which]))

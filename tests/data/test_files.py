@@ -155,13 +155,6 @@ def test_any_files_are_what_they_are_alone(tmp_path, parts, formats):
     assert [whole.locate(row) for row in range(len(located))] == located
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    import datasets
-
-    datasets.disable_progress_bars()
-
-
 def test_a_data_set_is_read_with_its_selection_and_its_splits_become_a_column(tmp_path):
     Dataset.from_dict({"q": ["x", "y", "z"], "n": [1, 2, 3]}).select([2, 0]).save_to_disk(tmp_path / "saved")
     source = read(tmp_path / "saved")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from tests.data.conftest import EOS
+from tests.data.conftest import EOS, load
 from tests.messages import refused
 
 from brim.config import load_config
@@ -31,10 +31,6 @@ from brim.errors import ModelError
 from brim.models.folders import locate
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-
-
-def load(folder):
-    return load_encoder(locate(str(folder), initialize="random"))
 
 
 def test_a_prompt_begins_as_the_tokenizer_begins_an_answer_does_not_and_text_comes_back(encoder):
@@ -287,20 +283,11 @@ LABELS = ("positive", "negative", "very positive", "1", "ñandú", "好")
 TEXTS = ["It was positive: a very positive day.", "negative. The label is negative, 1 of 2"] * 20
 
 
-def byte_level(folder):
-    """Words with the space before them, as in GPT-2."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    )
-
-
-def with_pieces(folder):
-    """A space put before every text, as in Llama 2."""
+@pytest.fixture(scope="module", params=["words with a space", "a space before every text"])
+def tokenizer(request, tiny_base, tmp_path_factory):
+    """Of words with the space before them, as in GPT-2, or with a space put before every text, as in Llama 2."""
+    if request.param == "words with a space":
+        return load_encoder(locate(str(tiny_base)))
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
@@ -310,17 +297,9 @@ def with_pieces(folder):
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     special = ["</s>", "<unk>", *(f"<0x{number:02X}>" for number in range(256))]
-    return tokenizer, trainers.BpeTrainer(vocab_size=500, special_tokens=special, max_token_length=9)
-
-
-@pytest.fixture(
-    scope="module", params=[byte_level, with_pieces], ids=["words with a space", "a space before every text"]
-)
-def tokenizer(request, tmp_path_factory):
+    settings = {"vocab_size": 500, "special_tokens": special, "max_token_length": 9, "show_progress": False}
+    tokenizer.train_from_iterator(TEXTS, trainers.BpeTrainer(**settings))
     folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer, trainer = request.param(folder)
-    trainer.show_progress = False
-    tokenizer.train_from_iterator(TEXTS, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     # Bytes are written as such, although the trainer took them for special tokens.
     content = json.loads((folder / "tokenizer.json").read_text())
@@ -328,7 +307,7 @@ def tokenizer(request, tmp_path_factory):
     (folder / "tokenizer.json").write_text(json.dumps(content))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    return load_encoder(locate(str(folder), initialize="random"))
+    return load(folder)
 
 
 def test_tokens_are_those_of_the_label_behind_a_prompt_and_read_as_the_label(tokenizer):
@@ -343,8 +322,9 @@ def test_tokens_are_those_of_the_label_behind_a_prompt_and_read_as_the_label(tok
             )
             assert whole[: len(before)] == before
             assert tuple(whole[len(before) :]) in forms
-    with refused("… the base model's tokenizer cannot write the label '</s>'"):
-        label_tokens(["positive", "</s>"], tokenizer)
+    end = tokenizer.decode([tokenizer.eos_id], skip_special_tokens=False)
+    with refused(f"… the base model's tokenizer cannot write the label '{end}'"):
+        label_tokens(["positive", end], tokenizer)
 
 
 @pytest.mark.parametrize("is_constrained", [True, False])
