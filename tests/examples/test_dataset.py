@@ -13,19 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from stdlib_code.dataset import (
-    TEST,
-    TRAIN,
-    VALIDATION,
-    Module,
-    Row,
-    instruction_rows,
-    pieces,
-    pretraining_rows,
-    split_of,
-    stdlib_modules,
-    write_jsonl,
-)
+from stdlib_code import dataset
+from stdlib_code.dataset import TEST, TRAIN, VALIDATION, Module, Row, instruction_rows, pieces
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -77,19 +66,10 @@ def test_a_function_without_docstring_or_body_is_no_row() -> None:
 
 
 def test_functions_under_conditions_count_and_inner_functions_do_not() -> None:
-    found = rows_of(
-        '''
-        if True:
-            async def outer():
-                """Outer."""
-                def inner():
-                    """Inner."""
-                    return 1
-                return inner
-        '''
-    )
-    assert [row.qualname for row in found] == ["outer"]
-    assert found[0].output.startswith("async def outer():\n    def inner():")
+    inner = '        def inner():\n            """Inner."""\n            return 1\n'
+    [row] = rows_of(f'if True:\n    async def outer():\n        """Outer."""\n{inner}        return inner\n')
+    assert row.qualname == "outer"
+    assert row.output.startswith("async def outer():\n    def inner():")
 
 
 def test_a_row_that_was_there_before_or_that_training_text_holds_is_left_out() -> None:
@@ -119,11 +99,9 @@ def test_every_output_is_a_function_without_its_docstring(rows: list[Row]) -> No
 def test_the_splits_share_no_top_level_module_and_have_about_the_shares_of_the_docstring(
     modules: list[Module], rows: list[Row]
 ) -> None:
-    splits_of: dict[str, set[int]] = {}
-    for thing in (*modules, *rows):
-        name = thing.name if isinstance(thing, Module) else thing.module
-        splits_of.setdefault(name.split(".")[0], set()).add(thing.split)
-    assert all(len(splits) == 1 for splits in splits_of.values())
+    splits = {(module.name.split(".")[0], module.split) for module in modules}
+    splits |= {(row.module.split(".")[0], row.split) for row in rows}
+    assert len(splits) == len({name for name, _ in splits})
     shares = np.bincount([row.split for row in rows], minlength=3) / len(rows)
     assert 0.72 < shares[TRAIN] < 0.88
     assert shares[VALIDATION] > 0.04
@@ -133,36 +111,33 @@ def test_the_splits_share_no_top_level_module_and_have_about_the_shares_of_the_d
 def test_the_split_of_a_module_is_fixed_for_good_and_that_of_its_twin() -> None:
     """The shipped base model has read the training modules: these may never change."""
     fixed = {"argparse": TRAIN, "asyncio.tasks": TRAIN, "lib2to3.fixer_util": VALIDATION, "ipaddress": TEST}
-    assert {module: split_of(module) for module in fixed} == fixed
+    assert {module: dataset.split_of(module) for module in fixed} == fixed
     for module, twin in (("_pydecimal", "decimal"), ("_pyio", "io"), ("_socket", "socket")):
-        assert split_of(module) == split_of(twin)
+        assert dataset.split_of(module) == dataset.split_of(twin)
 
 
 @pytest.mark.process
 def test_another_process_finds_the_same_rows(rows: list[Row], tmp_path: Path) -> None:
-    write_jsonl(rows, tmp_path / "here.jsonl")
+    dataset.write_jsonl(rows, tmp_path / "here.jsonl")
     script = [sys.executable, str(EXAMPLES / "stdlib_code" / "dataset.py"), str(tmp_path / "there.jsonl")]
     subprocess.run(script, check=True, env={"PYTHONHASHSEED": "1"}, capture_output=True)
     assert (tmp_path / "there.jsonl").read_bytes() == (tmp_path / "here.jsonl").read_bytes()
 
 
 def test_files_that_are_tests_installed_broken_or_not_utf8_are_no_modules(tmp_path: Path) -> None:
+    whole = ("json/__init__.py", "json/tests/test_it.py", "site-packages/json.py", "not_of_the_library.py", "ast.py")
     for path, content in {
-        "json/__init__.py": b"x = 1\n",
-        "json/tests/test_it.py": b"x = 1\n",
-        "site-packages/json.py": b"x = 1\n",
-        "not_of_the_library.py": b"x = 1\n",
+        **dict.fromkeys(whole, b"x = 1\n"),
         "csv.py": b"x = \n",
         "abc.py": b"# \xff\nx = 1\n",
-        "ast.py": b"x = 2\n",
     }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(content)
-    assert [module.name for module in stdlib_modules(tmp_path)] == ["ast", "json"]
+    assert [module.name for module in dataset.stdlib_modules(tmp_path)] == ["ast", "json"]
 
 
 def test_pretraining_text_comes_from_training_modules_alone_and_some_is_for_validation(modules: list[Module]) -> None:
-    pretraining = list(pretraining_rows(modules))
+    pretraining = list(dataset.pretraining_rows(modules))
     lines = {True: set[str](), False: set[str]()}
     for module in modules:
         lines[module.split == TRAIN].update(module.text.split("\n"))
@@ -174,10 +149,7 @@ def test_pretraining_text_comes_from_training_modules_alone_and_some_is_for_vali
     assert set(splits.tolist()) == {TRAIN, VALIDATION}
 
 
-@given(
-    bodies=st.lists(st.integers(0, 12), min_size=1, max_size=12),
-    max_characters=st.integers(20, 200),
-)
+@given(bodies=st.lists(st.integers(0, 12), min_size=1, max_size=12), max_characters=st.integers(20, 200))
 def test_pieces_hold_every_line_once_and_in_order(bodies: list[int], max_characters: int) -> None:
     text = "".join(f"# {n}\ndef f{n}():\n" + f"    call({n})\n" * (size + 1) for n, size in enumerate(bodies))
     cut = list(pieces(module_of(text), max_characters))
@@ -192,6 +164,6 @@ def test_a_table_is_no_pretraining_text() -> None:
 
 def test_write_jsonl_keeps_text_as_it_is(tmp_path: Path) -> None:
     rows = rows_of('def f():\n    """Größe\u2028."""\n    return "\\n"\n')
-    write_jsonl(rows, tmp_path / "new" / "rows.jsonl")
+    dataset.write_jsonl(rows, tmp_path / "new" / "rows.jsonl")
     [line] = (tmp_path / "new" / "rows.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
     assert json.loads(line)["instruction"] == "Größe\u2028."
