@@ -165,7 +165,7 @@ def read_columns(columns: Mapping[str, Sequence[Any]], *, name: str = "the given
         column_of(str(column), values if hasattr(values, "dtype") else list(values), locate=locate, faults=faults)
         for column, values in columns.items()
     ]
-    return _source(_table_of_columns(read), name, faults)
+    return _source(table_of_columns(read), name, faults)
 
 
 def read_rows(rows: Sequence[Mapping[str, Any]]) -> Source:
@@ -191,7 +191,7 @@ def read_pandas(frame: pd.DataFrame) -> Source:
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError):
             values = [None if missing else value for value, missing in zip(series, series.isna(), strict=True)]
             read.append(column_of(column, values, locate=row_number(name), faults=faults))
-    return _source(_table_of_columns(read), name, faults)
+    return _source(table_of_columns(read), name, faults)
 
 
 def read_table(table: pa.Table) -> Source:
@@ -200,7 +200,8 @@ def read_table(table: pa.Table) -> Source:
     return _source(table, "the table", {})
 
 
-def _table_of_columns(columns: Sequence[tuple[pa.Field, pa.Array]]) -> pa.Table:
+def table_of_columns(columns: Sequence[tuple[pa.Field, pa.Array | pa.ChunkedArray]]) -> pa.Table:
+    """Return the table of these columns and their fields."""
     return pa.table([array for _, array in columns], schema=pa.schema([field for field, _ in columns]))
 
 

@@ -29,6 +29,7 @@ from brim.data.read.arrow import (
     read_parquet,
     read_rows,
     read_table,
+    table_of_columns,
 )
 from brim.data.read.columns import cell_texts, nested_word, problem_of, with_problem
 from brim.data.read.csv import read_csv
@@ -275,11 +276,8 @@ def read_files(files: Sequence[str | Path], read: Callable[[str | Path], Source]
         raise DataError(*problems)
     starts = [0, *accumulate(source.table.num_rows for source in sources)]
     mixed = {name for source in sources for name in source.kinds}
-    columns = {name: _joined(name, sources) for name in names}
     return Source(
-        table=pa.Table.from_arrays(
-            [array for _, array in columns.values()], schema=pa.schema([field for field, _ in columns.values()])
-        ),
+        table=table_of_columns([_joined(name, sources) for name in names]),
         name=f"{first.name} and {len(sources) - 1} more",
         locate=_locator(sources, starts),
         faults={

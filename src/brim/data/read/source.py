@@ -22,6 +22,9 @@ from brim.errors import DataError, Problem
 DECIMAL_COMMA = b"brim.decimal_comma"  # of a field whose numbers are text, with a comma before their decimals
 
 
+_AS_TEXT = "text, numbers, true or false, or dates"
+
+
 MAX_PLACES = 5  # a message locates this many rows and counts the others
 
 
@@ -104,11 +107,8 @@ class Source:
                 problems.append(mixed)
             elif word:
                 fix = _chat(name) if name == talks else "write what the model should read as a text column"
-                expected, what = (
-                    "text, numbers, true or false, or dates",
-                    f"column `{name}` holds {word}, which are not text",
-                )
-                problems.append(Problem(what=what, where=self.name, expected=expected, fix=fix))
+                what = f"column `{name}` holds {word}, which are not text"
+                problems.append(Problem(what=what, where=self.name, expected=_AS_TEXT, fix=fix))
         if problems:
             raise DataError(*problems)
 

@@ -44,7 +44,7 @@ def label_tokens(labels: Sequence[str], encoder: TextEncoder) -> dict[str, tuple
 
 
 def _forms(labels: Sequence[str], encoder: TextEncoder) -> dict[str, tuple[Tokens, ...]]:
-    bare = _bare(labels, encoder)
+    bare = _within_text(labels, encoder)
     plain = encoder.encode(list(labels), special_tokens=False)
     spaced = encoder.encode([f" {label}" for label in labels], special_tokens=False)
     made: dict[str, tuple[Tokens, ...]] = {}
@@ -81,14 +81,14 @@ def _room(forms: Mapping[str, Sequence[Tokens]]) -> int:
     return 1 + max(len(form) for each in forms.values() for form in each)
 
 
-def _bare(labels: Sequence[str], encoder: TextEncoder) -> list[list[int]]:
-    """Return the tokens of the labels within a text, where nothing is put before them."""
-    [before], after = (
-        encoder.encode(texts, special_tokens=False) for texts in ([_BEFORE], [f"{_BEFORE}{label}" for label in labels])
-    )
-    plain = encoder.encode(list(labels), special_tokens=False)
+def _within_text(texts: Sequence[str], encoder: TextEncoder) -> list[list[int]]:
+    """Encode texts that follow other text, where nothing is put before them."""
+    alone = encoder.encode(texts, special_tokens=False)
+    [before] = encoder.encode([_BEFORE], special_tokens=False)
+    behind = encoder.encode([f"{_BEFORE}{text}" for text in texts], special_tokens=False)
     return [
-        ids[len(before) :] if ids[: len(before)] == before else whole for ids, whole in zip(after, plain, strict=True)
+        after[len(before) :] if after[: len(before)] == before else ids
+        for after, ids in zip(behind, alone, strict=True)
     ]
 
 
@@ -267,12 +267,5 @@ def encoded_otherwise(chats: Sequence[Chat], rows: Sequence[TokenRow], encoder: 
 
 def _continued(texts: Sequence[str], encoder: TextEncoder) -> list[list[int]]:
     """Encode texts that follow other text: some tokenizers put a space before the first word of what they are given."""
-    alone = encoder.encode(texts, special_tokens=False)
-    newline, letter, both = encoder.encode(["\n", "a", "\na"], special_tokens=False)
-    if both == newline + letter:
-        return alone
-    behind = encoder.encode([f"\n{text}" for text in texts], special_tokens=False)
-    return [
-        after[len(newline) :] if after[: len(newline)] == newline else ids
-        for after, ids in zip(behind, alone, strict=True)
-    ]
+    before, letter, both = encoder.encode([_BEFORE, "a", f"{_BEFORE}a"], special_tokens=False)
+    return encoder.encode(texts, special_tokens=False) if both == before + letter else _within_text(texts, encoder)
