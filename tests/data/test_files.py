@@ -191,8 +191,6 @@ def test_splits_that_cannot_be_joined_are_told(tmp_path):
 
 
 def test_other_folders_links_and_what_the_small_files_may_not_say_are_told(tmp_path):
-    with refused(f"{tmp_path}: the folder is not a saved data set … save_to_disk … name a file in it instead"):
-        read(tmp_path)
     (tmp_path / "state.json").write_text("{}")
     with refused("… the saved data set cannot be read: ", by=DataError):
         read(tmp_path)

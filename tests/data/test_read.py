@@ -171,10 +171,8 @@ def write_content(path, content):
     return path
 
 
-def test_a_missing_file_names_the_nearest_and_pipes_are_not_read(tmp_path):
-    (tmp_path / "train.jsonl").write_text("{}")
+def test_missing_files_and_pipes_are_not_read(tmp_path):
     for name, words in [
-        ("tain.jsonl", f"no such file: {tmp_path}/tain.jsonl … did you mean {tmp_path}/train.jsonl?"),
         ("x/data.csv", f"no such file: {tmp_path}/x/data.csv (there is no folder {tmp_path}/x)"),
         ("something-else.csv", "no such file: … check the path; it is taken from the current folder"),
     ]:
@@ -192,7 +190,6 @@ BAD_DATA = [
     ({"q": "xyz"}, "the given columns: not a list: `q` … a list a column"),
     ({"q": [1, 2], "a": [1]}, "the given columns: the columns differ in length: `q` 2, `a` 1"),
     (pd.DataFrame([[1, 2]], columns=["q", "q"]), "the data frame: column names stand twice: `q` … rename"),
-    ("", "an empty path was given as the data set"),
     ("https://me:secret@host/x/data.csv", "no such file: https:/***@host/x/data.csv (there is no folder https:/***@host/x)"),
     ([1], "a data set cannot be of the type list of int … a path or a list of paths, … a list of dicts, … make a list of it"),
     (iter(ROWS), "a data set cannot be of the type list_iterator … make a list of it"),
@@ -254,13 +251,10 @@ def test_what_is_no_text_file_and_a_folder_of_files_are_one_message(tmp_path):
         assert (problem.what, problem.fix) == (what, fix)
     folder = tmp_path / "data"
     folder.mkdir()
-    with pytest.raises(DataError, match=r"fix: name a file in it instead$"):
-        read(folder)
     for name in ("a.csv", "b.csv", "notes.txt"):
         (folder / name).write_text("q\nx\n")
-    with pytest.raises(DataError) as caught:
+    with refused(f"… fix: name a file in it instead, or all of them: '{folder}/*.csv'", by=DataError):
         read(folder)
-    assert caught.value.problems[0].fix == f"name a file in it instead, or all of them: '{folder}/*.csv'"
     assert read(f"{folder}/*.csv").table.num_rows == 2
 
 

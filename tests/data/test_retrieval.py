@@ -20,12 +20,7 @@ from tests.properties import examples
 
 from brim.data import check_data, nearest_examples, prepare, prompter, prompts_of, retrieval
 from brim.data.examples import NONE, drawn, example_pool
-from brim.data.nearest_examples import (
-    FolderSentenceEncoder,
-    NearestExamples,
-    load_sentence_encoder,
-    nearest,
-)
+from brim.data.nearest_examples import NearestExamples, load_sentence_encoder, nearest
 from brim.data.read import BATCH_ROWS, read
 from brim.data.retrieval import without_embeddings
 from brim.errors import ConfigError, DataError, ModelError, OutputError, Problem
@@ -311,8 +306,7 @@ def test_pickled_weights_and_code_are_refused_and_the_identity_changes_with_the_
     words = "weights are pickled (2_Dense/pytorch_model.bin), which can run code … save the model again"
     assert says(refusal_of(model_folder), f"{model_folder}: {words}")
     (model_folder / "2_Dense" / "model.safetensors").write_bytes(b"")
-    load_sentence_encoder(str(model_folder))
-    assert isinstance(load_sentence_encoder(str(model_folder)), FolderSentenceEncoder)  # nothing is loaded yet
+    assert load_sentence_encoder(str(model_folder)).identity != first  # nothing is loaded yet
     modules, foreign = "modules.json", "a module is not the library's own: "
     for file, content, reason in [
         (modules, [{"type": "os.system"}], f"{foreign}'os.system'"), (modules, [{"path": ""}], f"{foreign}None"),
