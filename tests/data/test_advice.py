@@ -77,10 +77,7 @@ def test_findings_equal_those_of_a_plain_count(encoder, rows):
     watcher(Texts(keys=np.arange(len(prompts)), prompts=prompts, answers=answers))
     facts = watcher.facts()
     silent = {p for p in prompts if prompts.count(p) > max(10, len(rows) / 2)}
-    answers_of = {}
-    for prompt, answer in rows:
-        answers_of.setdefault(prompt, set()).add(answer)
-    several = {prompt for prompt in answers_of if len(answers_of[prompt]) > 1}
+    several = {prompt for prompt, answer in rows if any((prompt, other) in rows for other in {*"xyz"} - {answer})}
     expected = {n for n, prompt in enumerate(prompts) if prompt in several - silent}
     exact = [finding for finding in different_answers(facts) if finding.kind == "different_answers"]
     assert {int(row) for finding in exact for row in finding.rows} == expected
@@ -91,22 +88,13 @@ def test_findings_equal_those_of_a_plain_count(encoder, rows):
     assert {int(row) for finding in one_prompt(facts) for row in finding.rows} == alone
 
 
-WORDS = [f"word{n}" for n in range(100)]
-
-
-def meanings(words):
-    return [f"what {word} means." for word in words]
-
-
-def asked(words):
-    return [f"Define {word}." for word in words]
+ASKED, MEANINGS = [f"Define word{n}." for n in range(100)], [f"what word{n} means." for n in range(100)]
 
 
 def test_prompts_and_rows_of_train_in_the_other_splits(advice_on):
-    words = WORDS + WORDS[:6] + WORDS[10:13]
-    answers = meanings(WORDS) + meanings(WORDS[:4]) + ["another thing.", "and another."] + meanings(WORDS[10:13])
+    answers = [*MEANINGS, *MEANINGS[:4], "another thing.", "and another.", *MEANINGS[10:13]]
     split = [0] * 60 + [2] * 35 + [1] * 5 + [2] * 6 + [1] * 3
-    found = advice_on(asked(words), answers, split=split)
+    found = advice_on(ASKED + ASKED[:6] + ASKED[10:13], answers, split=split)
     assert list(found) == ["leakage", "small_split"]
     what = "3 of 8 validation rows (37.5%) have a prompt that stands in train (3 with the same answer); 6 of 41 test "
     what += "rows (14.6%) … (4 with the same answer)"
@@ -114,17 +102,15 @@ def test_prompts_and_rows_of_train_in_the_other_splits(advice_on):
     fix = "take these rows out … or set preprocessing.split: {type: hash, column: q}"
     check_finding(found["leakage"], what, rows, like=like, fix=fix)
     split = [0] * 40 + [1] * 30 + [2] * 30
-    assert advice_on(asked(WORDS), meanings(WORDS), split=split) == {}
-    assert advice_on(asked(WORDS), ["yes", "no"] * 50, split=split) == {}
-    pieces = meanings(WORDS)
-    found = advice_on([""] * 101, [*pieces, pieces[7]], split=[0] * 60 + [2] * 41)
-    assert found["leakage"].rows.tolist() == [100]
-    assert found["leakage"].like.tolist() == [7]
-    assert found["leakage"].fix.endswith("set preprocessing.split: {type: hash, column: a}")
+    assert advice_on(ASKED, MEANINGS, split=split) == {}
+    assert advice_on(ASKED, ["yes", "no"] * 50, split=split) == {}
+    leak = advice_on([""] * 101, [*MEANINGS, MEANINGS[7]], split=[0] * 60 + [2] * 41)["leakage"]
+    assert (leak.rows.tolist(), leak.like.tolist()) == ([100], [7])
+    assert leak.fix.endswith("set preprocessing.split: {type: hash, column: a}")
 
 
 def test_the_fix_for_a_random_split_ends_the_leak(encoder, make_config):
-    columns = {"q": asked(WORDS) * 3, "topic": ["words"] * 300, "a": meanings(WORDS * 3)}
+    columns = {"q": ASKED * 3, "topic": ["words"] * 300, "a": MEANINGS * 3}
     template = "{topic}: {q}\n"
     config = make_config(prompt__template=template)
     leak = check_data(config, read(columns), encoder, context_length=None).advice[0]
@@ -138,7 +124,7 @@ def test_the_fix_for_a_random_split_ends_the_leak(encoder, make_config):
 
 def test_few_rows_to_measure_by(advice_on):
     for num_rows, is_told in [(29, True), (30, False), (0, False)]:
-        found = advice_on(asked(WORDS), meanings(WORDS), split=[0] * (100 - num_rows) + [2] * num_rows)
+        found = advice_on(ASKED, MEANINGS, split=[0] * (100 - num_rows) + [2] * num_rows)
         assert ("small_split" in found) == is_told
         if is_told:
             check_finding(found["small_split"], "few rows to measure by: test has 29", [], why="… by up to ±18%")
