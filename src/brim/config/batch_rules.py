@@ -21,7 +21,7 @@ from brim.config.schedule_rules import (
     unreadable_duration,
     ways_given,
 )
-from brim.config.schema import Config, FinetuneTrainer
+from brim.config.schema import FinetuneTrainer
 from brim.config.text import KeyPath, dotted
 
 RAMPUP: KeyPath = ("trainer", "batch_rampup")
@@ -45,11 +45,8 @@ TRAIN_STEPS: KeyPath = ("trainer", "train_steps")
 MOST_STAGES = 10_000  # each is a phase, which every checkpoint holds
 
 
-def batch_rules(config: Config) -> Iterator[Finding]:
+def batch_rules(trainer: FinetuneTrainer) -> Iterator[Finding]:
     """Find contradictions between the keys that move the batch, the keys of its size and those of the run's length."""
-    trainer = config.trainer
-    if not isinstance(trainer, FinetuneTrainer):
-        return
     for rule in (
         _one_way,
         _ramp_is_whole,

@@ -31,9 +31,8 @@ def _sections_that_need_a_type() -> Iterator[str]:
     """Yield the names of sections that are chosen by `type`, except those that a missing type stands for."""
     for key in all_keys():
         marker = typed_marker(key.field)
-        for section in sections_of(key.field) if marker is not None else ():
-            if marker is not None and type_name(section) != marker.default:
-                yield section.__name__
+        if marker is not None:
+            yield from (each.__name__ for each in sections_of(key.field) if type_name(each) != marker.default)
 
 
 def _without_expected(schema: Any) -> Any:
@@ -219,11 +218,8 @@ def _bounds(metadata: Any) -> dict[str, Any]:
 
 
 def _range(bounds: dict[str, Any]) -> str:
-    upper = f"at most {bounds['le']}" if "le" in bounds else f"below {bounds['lt']}" if "lt" in bounds else ""
     if "ge" in bounds and "le" in bounds:
         return f" from {bounds['ge']} to {bounds['le']}"
-    lower = f"of at least {bounds['ge']}" if "ge" in bounds else f"above {bounds['gt']}" if "gt" in bounds else ""
-    limits = " and ".join(part for part in (lower, upper) if part)
-    if lower == "" and upper.startswith("at most"):
-        return f" of {limits}"
-    return f" {limits}" if limits else ""
+    words = {"ge": "of at least", "gt": "above", "le": "at most", "lt": "below"}
+    limits = " and ".join(f"{words[name]} {bounds[name]}" for name in words if name in bounds)
+    return f" of {limits}" if limits.startswith("at most") else f" {limits}" if limits else ""

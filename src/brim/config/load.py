@@ -19,7 +19,7 @@ from typing import Any
 from brim.config.findings import Finding, to_problems
 from brim.config.foreign import DATA_FILES
 from brim.config.introspect import short_forms
-from brim.config.ludwig import screen
+from brim.config.ludwig import take_unsupported
 from brim.config.prompts import joined_template
 from brim.config.rules import broken_rules, notes_on
 from brim.config.schema import Config, FinetuneTrainer
@@ -132,9 +132,9 @@ _SMALLEST = {"base_model": "model", "trainer": {"type": "finetune"}}
 
 
 def _examined(document: Document) -> tuple[Config | None, list[Finding]]:
-    """Return the configuration, with defaults in place of what is wrong, and the findings."""
-    data, unsupported = screen(document.data)
-    found, wrong = validate(data, unsupported)
+    """Take unsupported keys out; return the configuration, with defaults for what is wrong, and the findings."""
+    unsupported = take_unsupported(document.data)
+    found, wrong = validate(document.data, unsupported)
     findings = [*unsupported, *wrong]
     config = None if found is None else completed(found)
     return config, findings if config is None else [*findings, *broken_rules(config, findings)]
@@ -153,9 +153,6 @@ def completed(config: Config) -> Config:
     if feature.categories is not None and feature.categories.match is None and vocab and feature.fallback_label:
         update["output_features"] = (feature.with_labels_matched(vocab),)
     return config.model_copy(update=update) if update else config
-
-
-_SEVERAL_FILES = "write --dataset before each file; or put a pattern in quotes, so that the shell hands it on as it is"
 
 
 _LONGEST_SHOWN = 80  # characters of an override, to name it
@@ -223,7 +220,7 @@ def _is_open(text: str) -> bool:
 def _meant(text: str, *, is_whole: bool) -> str:
     """Say what to write instead of a text that was meant as an override; empty if it is one, or is unclear."""
     if "=" not in text and text.lower().endswith(DATA_FILES):
-        return _SEVERAL_FILES
+        return "write --dataset before each file; or put a pattern in quotes, so that the shell hands it on as it is"
     if "=" not in text and text.lower().endswith((".yaml", ".yml")):
         return "name one configuration; `brim compare` takes several"
     if text.startswith(_DASHES):
@@ -312,12 +309,6 @@ def _expanded(value: Any, pattern: tuple[str, ...]) -> Any:
     return value if name is None else {name: value}
 
 
-_REMOTE_CODE = "trust_remote_code"
-
-
-_FUNCTION = "trainer.batch_increase_function"
-
-
 def require_trust_said_again(config: Config, overrides: Sequence[str], where: Path, *, begins: bool = False) -> None:
     """Raise ConfigError where a run's configuration, and no override, asks to run code.
 
@@ -325,28 +316,21 @@ def require_trust_said_again(config: Config, overrides: Sequence[str], where: Pa
     that goes on has the sizes in its checkpoint.
     """
     overridden = {override.partition("=")[0].strip() for override in overrides}
-    problems = []
-    if config.trust_remote_code and _REMOTE_CODE not in overridden:
-        problems.append(
-            Problem(
-                what=f"{_REMOTE_CODE} is true in the configuration of a run, which does not decide that for this "
-                "machine",
-                where=str(where),
-                expected="your own word for it",
-                fix=f"if you trust the base model's code, add {_REMOTE_CODE}=true to the command; otherwise "
-                f"{_REMOTE_CODE}=false",
-            )
-        )
     function = config.trainer.batch_increase_function if isinstance(config.trainer, FinetuneTrainer) else None
-    if begins and isinstance(function, str) and _FUNCTION not in overridden:
-        problems.append(
-            Problem(
-                what=f"{_FUNCTION} names code in the configuration of a run, which does not decide that for this "
-                "machine",
-                where=str(where),
-                expected="your own word for it",
-                fix=f"if you trust {function}, add {_FUNCTION}={function} to the command; otherwise {_FUNCTION}=null",
-            )
+    asked = []  # key, what it does, whose code runs, and its values for yes and no
+    if config.trust_remote_code:
+        asked.append(("trust_remote_code", "is true", "the base model's code", "true", "false"))
+    if begins and isinstance(function, str):
+        asked.append(("trainer.batch_increase_function", "names code", function, function, "null"))
+    problems = [
+        Problem(
+            what=f"{key} {does} in the configuration of a run, which does not decide that for this machine",
+            where=str(where),
+            expected="your own word for it",
+            fix=f"if you trust {code}, add {key}={yes} to the command; otherwise {key}={no}",
         )
+        for key, does, code, yes, no in asked
+        if key not in overridden
+    ]
     if problems:
         raise ConfigError(*problems)

@@ -16,12 +16,11 @@ from brim.config.findings import Finding
 from brim.config.text import KeyPath, dotted, value_at
 
 
-def screen(data: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
-    """Return the configuration without the unsupported keys, and what was found among them.
+def take_unsupported(data: dict[str, Any]) -> list[Finding]:
+    """Take the unsupported keys out of a configuration, and return what was found among them.
 
     Keys whose value means "off" change nothing and are not reported.
     """
-    data = _copied(data)
     findings = []
     for entry in unsupported_keys():
         for path in _matches(data, tuple(entry.key.split("."))):
@@ -42,13 +41,7 @@ def screen(data: dict[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
             if isinstance(name, (str, bool, type(None))) and name in value_entry.values:
                 findings.append(_value_finding(path, name, value_entry, is_mapping=isinstance(value, dict)))
                 value_at(data, path[:-1]).pop(path[-1])
-    return data, findings
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
+    return findings
 
 
 def _matches(data: Any, pattern: tuple[str, ...], path: KeyPath = ()) -> Iterator[KeyPath]:

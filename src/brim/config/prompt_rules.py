@@ -210,15 +210,24 @@ RETRIEVAL: KeyPath = ("prompt", "retrieval")
 INPUTS: KeyPath = ("input_features",)
 
 
-def template_names_what_is_set(config: Config) -> Iterator[Finding]:
-    """Check that the template has a placeholder for each thing that is set, and that each placeholder's is set."""
+def template_is_whole(config: Config) -> Iterator[Finding]:
+    """Check that the template can be read and has a placeholder for each thing that is set, and for nothing else."""
     prompt = config.prompt
     if prompt.template is None:
         return
     try:
         used = Template.parse(prompt.template).names
-    except ConfigError:
-        return  # another rule reports it
+    except ConfigError as error:
+        for problem in error.problems:
+            yield Finding(paths=(TEMPLATE,), what=problem.what, expected=problem.expected, fix=problem.fix)
+        return
+    answer = config.output_features[0].column_name
+    if answer in used:
+        yield Finding(
+            paths=(TEMPLATE, (*OUTPUT, "name"), (*OUTPUT, "column")),
+            what=f"prompt.template names the output column {answer}: the prompt would give the answer away",
+            fix=f"take {{{answer}}} out of the template",
+        )
     if prompt.num_examples and not set(used) - {TASK, CONTEXT}:
         yield Finding(
             paths=(TEMPLATE, RETRIEVAL),

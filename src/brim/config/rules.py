@@ -7,22 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from brim.config.batch_rules import BATCH, EFFECTIVE, batch_rules, default_rows, fixes_the_cut, mismatch
+from brim.config.batch_rules import BATCH, EFFECTIVE, RAMPUP, batch_rules, default_rows, fixes_the_cut, mismatch
 from brim.config.findings import Finding
 from brim.config.prompt_rules import (
     MATCH,
+    OUTPUT,
+    TEMPLATE,
     VOCAB,
     category_rules,
     retrieval_is_whole,
     several_inputs_are_put_together,
-    template_names_what_is_set,
+    template_is_whole,
     unreachable,
 )
-from brim.config.prompts import Template, pattern_fault, prompt_columns
+from brim.config.prompts import pattern_fault, prompt_columns
 from brim.config.schedule_rules import learning_rate_rules, moves_batch, takes_default_epochs
-from brim.config.schema import Config, FinetuneTrainer, FixedSplit, NoTrainer, QuantizationConfig, SGDConfig
+from brim.config.schema import Config, FinetuneTrainer, FixedSplit, NoTrainer, OutputFeature, SGDConfig
 from brim.config.text import Document, KeyPath, dotted, is_within, secrets_in
-from brim.errors import ConfigError
 
 _TRAINING_KEYS = (
     "learning_rate",
@@ -36,133 +37,95 @@ _TRAINING_KEYS = (
 
 def notes_on(config: Config, document: Document) -> tuple[str, ...]:
     """Return notes on keys without effect and defaults worth knowing, each with its place."""
-    notes = []
-    if isinstance(config.trainer, NoTrainer):
+    return tuple(f"{document.place(path).where}: {text}" for path, text in _notes(config))
+
+
+def _notes(config: Config) -> Iterator[tuple[KeyPath, str]]:
+    trainer = config.trainer
+    if isinstance(trainer, NoTrainer):
         untouched = NoTrainer()
-        given = [key for key in _TRAINING_KEYS if getattr(config.trainer, key) != getattr(untouched, key)]
+        given = [key for key in _TRAINING_KEYS if getattr(trainer, key) != getattr(untouched, key)]
         if given:
-            where = document.place(("trainer", given[0])).where
             keys = f"{', '.join(given)} {'has' if len(given) == 1 else 'have'}"
-            notes.append(f"{where}: {keys} no effect with trainer.type: none; set trainer.type: finetune to train")
+            yield (
+                ("trainer", given[0]),
+                f"{keys} no effect with trainer.type: none; set trainer.type: finetune to train",
+            )
     if config.prompt.template is not None and not prompt_columns(config):
-        where = document.place(("prompt", "template")).where
-        notes.append(f"{where}: prompt.template names no column, so every row gets the same prompt")
-    notes += _inputs(config, document)
-    notes += _epoch_notes(config.trainer, document)
-    if isinstance(config.trainer, FinetuneTrainer):
-        notes += _batch_that_stays(config.trainer, document)
-        fixed = fixes_the_cut(config.trainer)
-        if config.trainer.batch_search != "predict" and fixed is not None:
-            where = document.place(("trainer", "batch_search")).where
-            notes.append(f"{where}: trainer.batch_search has no effect, {dotted(fixed)} decides")
-    notes += _labels_never_found(config, document)
-    if config.quantization is not None:
-        notes += _keys_of_other_bits(config.quantization, document)
-    return tuple(notes)
-
-
-def _inputs(config: Config, document: Document) -> list[str]:
-    if config.chat is not None:
-        return []
-    notes = [
-        f"{document.place(('input_features', number, 'type')).where}: the {feature.type} {feature.name} is read as "
-        "text, as it stands in the data"
-        for number, feature in enumerate(config.input_features)
-        if feature.type != "text"
-    ]
-    if len(config.input_features) > 1:
-        used = prompt_columns(config)
-        notes += [
-            f"{document.place(('input_features', number)).where}: the model does not read {feature.name}, since "
-            "prompt.template does not name its column"
-            for number, feature in enumerate(config.input_features)
-            if feature.column_name not in used
-        ]
-    return notes
-
-
-def _epoch_notes(trainer: NoTrainer | FinetuneTrainer, document: Document) -> list[str]:
-    lengths = {"train_steps": trainer.train_steps}
+        yield TEMPLATE, "prompt.template names no column, so every row gets the same prompt"
+    if config.chat is None:
+        yield from _inputs(config)
+    yield from _epochs(trainer)
     if isinstance(trainer, FinetuneTrainer):
-        lengths["train_samples"] = trainer.train_samples
-    decides = [f"trainer.{name}" for name, length in lengths.items() if length is not None]
-    where = document.place(("trainer", "epochs")).where
+        yield from _batch_that_stays(trainer)
+        fixed = fixes_the_cut(trainer)
+        if trainer.batch_search != "predict" and fixed is not None:
+            yield ("trainer", "batch_search"), f"trainer.batch_search has no effect, {dotted(fixed)} decides"
+    yield from _labels_never_found(config.output_features[0])
+    if config.quantization is not None:
+        for key in config.quantization.keys_without_effect:
+            yield (
+                ("quantization", key),
+                f"quantization.{key} has no effect with bits: {config.quantization.bits}",
+            )
+
+
+def _inputs(config: Config) -> Iterator[tuple[KeyPath, str]]:
+    for number, feature in enumerate(config.input_features):
+        if feature.type != "text":
+            words = f"the {feature.type} {feature.name} is read as text, as it stands in the data"
+            yield ("input_features", number, "type"), words
+    used = prompt_columns(config)
+    for number, feature in enumerate(config.input_features):
+        if len(config.input_features) > 1 and feature.column_name not in used:
+            words = f"the model does not read {feature.name}, since prompt.template does not name its column"
+            yield ("input_features", number), words
+
+
+def _epochs(trainer: NoTrainer | FinetuneTrainer) -> Iterator[tuple[KeyPath, str]]:
+    is_default = trainer.epochs == type(trainer)().epochs
+    decides = [name for name in ("train_steps", "train_samples") if getattr(trainer, name, None) is not None]
     if isinstance(trainer, FinetuneTrainer) and takes_default_epochs(trainer) and default_rows(trainer) is None:
-        return [f"{where}: trainer.epochs is not set: {trainer.epochs} epochs, the default (Ludwig's is 100)"]
-    if not decides or trainer.epochs == type(trainer)().epochs:
-        return []
-    return [f"{where}: trainer.epochs has no effect, {decides[0]} decides"]
+        yield EPOCHS, f"trainer.epochs is not set: {trainer.epochs} epochs, the default (Ludwig's is 100)"
+    elif decides and not is_default:
+        yield EPOCHS, f"trainer.epochs has no effect, trainer.{decides[0]} decides"
 
 
-def _batch_that_stays(trainer: FinetuneTrainer, document: Document) -> list[str]:
+def _batch_that_stays(trainer: FinetuneTrainer) -> Iterator[tuple[KeyPath, str]]:
     ramp, initial = trainer.batch_rampup, trainer.initial_effective_batch_size
     if ramp is not None and (ramp.initial or initial) == trainer.effective_batch_size:
-        where = document.place(("trainer", "batch_rampup")).where
-        return [f"{where}: trainer.batch_rampup has no effect, it begins with trainer.effective_batch_size"]
+        yield RAMPUP, "trainer.batch_rampup has no effect, it begins with trainer.effective_batch_size"
     if moves_batch(trainer):
-        return []
+        return
     asked = {"batch_lr_scaling": trainer.batch_lr_scaling != "none", "batch_beta2_scaling": trainer.batch_beta2_scaling}
-    return [
-        f"{document.place(('trainer', name)).where}: trainer.{name} has no effect, the effective batch stays what it is"
-        for name, is_asked in asked.items()
-        if is_asked is True
-    ]
+    for name, is_asked in asked.items():
+        if is_asked is True:
+            yield ("trainer", name), f"trainer.{name} has no effect, the effective batch stays what it is"
 
 
-def _labels_never_found(config: Config, document: Document) -> list[str]:
-    feature, where = config.output_features[0], document.place(VOCAB).where
-    without_rule = [each for each in feature.labels if each not in feature.rules and each != feature.fallback_label]
-    return [
-        *(f"{where}: the label {label!r} is never found, since it has no rule" for label in without_rule),
-        *(
-            f"{document.place((*MATCH, label)).where}: the label {label!r} is never found, since the rule of "
-            f"{earlier!r} stands before its own and fits whenever that does"
-            for label, earlier in unreachable(feature)
-        ),
-    ]
+def _labels_never_found(feature: OutputFeature) -> Iterator[tuple[KeyPath, str]]:
+    for label in feature.labels:
+        if label not in feature.rules and label != feature.fallback_label:
+            yield VOCAB, f"the label {label!r} is never found, since it has no rule"
+    for label, earlier in unreachable(feature):
+        words = f"since the rule of {earlier!r} stands before its own and fits whenever that does"
+        yield (*MATCH, label), f"the label {label!r} is never found, {words}"
 
 
-def _keys_of_other_bits(quantization: QuantizationConfig, document: Document) -> list[str]:
-    bits = quantization.bits
-    return [
-        f"{document.place(('quantization', key)).where}: quantization.{key} has no effect with bits: {bits}"
-        for key in quantization.keys_without_effect
-    ]
-
-
-TEMPLATE: KeyPath = ("prompt", "template")
-
-
-OUTPUT: KeyPath = ("output_features", 0)
+EPOCHS: KeyPath = ("trainer", "epochs")
 
 
 def broken_rules(config: Config, known: Sequence[Finding]) -> list[Finding]:
     """Find all contradictions, except between keys of which one is already known to be faulty."""
     faulty = [path for finding in known for path in finding.paths]
     found = [finding for rule in _RULES for finding in rule(config)]
+    if isinstance(config.trainer, FinetuneTrainer):
+        found += [finding for rule in _RULES_OF_TRAINING for finding in rule(config.trainer)]
     return [finding for finding in found if not any(_touches(path, faulty) for path in finding.paths)]
 
 
 def _touches(path: KeyPath, faulty: Sequence[KeyPath]) -> bool:
     return is_within(path, faulty) or any(is_within(other, [path]) for other in faulty)
-
-
-def _template_is_readable(config: Config) -> Iterator[Finding]:
-    if config.prompt.template is None:
-        return
-    try:
-        used = Template.parse(config.prompt.template).names
-    except ConfigError as error:
-        for problem in error.problems:
-            yield Finding(paths=(TEMPLATE,), what=problem.what, expected=problem.expected, fix=problem.fix)
-        return
-    answer = config.output_features[0].column_name
-    if answer in used:
-        yield Finding(
-            paths=(TEMPLATE, (*OUTPUT, "name"), (*OUTPUT, "column")),
-            what=f"prompt.template names the output column {answer}: the prompt would give the answer away",
-            fix=f"take {{{answer}}} out of the template",
-        )
 
 
 def _chat_stands_alone(config: Config) -> Iterator[Finding]:
@@ -262,19 +225,15 @@ def _shares_sum_to_one(config: Config) -> Iterator[Finding]:
         )
 
 
-def _batch_sizes_multiply_up(config: Config) -> Iterator[Finding]:
-    if isinstance(config.trainer, FinetuneTrainer):
-        fault = mismatch(config.trainer, num_processes=None)
-        if fault is not None:
-            yield fault
+def _batch_sizes_multiply_up(trainer: FinetuneTrainer) -> Iterator[Finding]:
+    fault = mismatch(trainer, num_processes=None)
+    if fault is not None:
+        yield fault
 
 
-def _cut_has_a_batch(config: Config) -> Iterator[Finding]:
+def _cut_has_a_batch(trainer: FinetuneTrainer) -> Iterator[Finding]:
     """Refuse a written `batch_size: auto` times an accumulation, with which the memory would decide what is learned."""
-    trainer = config.trainer
-    if not isinstance(trainer, FinetuneTrainer) or "batch_size" not in trainer.model_fields_set:
-        return
-    is_open = trainer.batch_size == trainer.effective_batch_size == "auto"
+    is_open = trainer.batch_size == trainer.effective_batch_size == "auto" and "batch_size" in trainer.model_fields_set
     if is_open and trainer.gradient_accumulation_steps != "auto" and not moves_batch(trainer):
         yield Finding(
             paths=(BATCH, EFFECTIVE),
@@ -285,12 +244,9 @@ def _cut_has_a_batch(config: Config) -> Iterator[Finding]:
         )
 
 
-def _maximum_needs_a_choice(config: Config) -> Iterator[Finding]:
-    trainer = config.trainer
-    if not isinstance(trainer, FinetuneTrainer) or not trainer.use_maximum_batch_size:
-        return
+def _maximum_needs_a_choice(trainer: FinetuneTrainer) -> Iterator[Finding]:
     fixed = fixes_the_cut(trainer)
-    if fixed is not None:
+    if trainer.use_maximum_batch_size and fixed is not None:
         given = trainer.batch_size if fixed == BATCH else trainer.gradient_accumulation_steps
         yield Finding(
             paths=(("trainer", "use_maximum_batch_size"), fixed),
@@ -324,8 +280,8 @@ def _validation_field_exists(config: Config) -> Iterator[Finding]:
         )
 
 
-def _momentum_for_nesterov(config: Config) -> Iterator[Finding]:
-    optimizer = config.trainer.optimizer if isinstance(config.trainer, FinetuneTrainer) else None
+def _momentum_for_nesterov(trainer: FinetuneTrainer) -> Iterator[Finding]:
+    optimizer = trainer.optimizer
     if isinstance(optimizer, SGDConfig) and optimizer.nesterov and (optimizer.momentum == 0 or optimizer.dampening > 0):
         section: KeyPath = ("trainer", "optimizer")
         yield Finding(
@@ -394,8 +350,7 @@ def _no_secrets(config: Config) -> Iterator[Finding]:
 
 
 _RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
-    _template_is_readable,
-    template_names_what_is_set,
+    template_is_whole,
     several_inputs_are_put_together,
     retrieval_is_whole,
     _chat_stands_alone,
@@ -405,17 +360,21 @@ _RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _target_modules_can_be_matched,
     _one_way_to_sample,
     _shares_sum_to_one,
-    _batch_sizes_multiply_up,
-    batch_rules,
-    _cut_has_a_batch,
-    _maximum_needs_a_choice,
     _one_way_to_checkpoint,
     _patience_is_not_zero,
     _validation_field_exists,
-    learning_rate_rules,
-    _momentum_for_nesterov,
     _generation_fits,
     biases_in_16_bits,
     quantised_base,
     _no_secrets,
+)
+
+
+_RULES_OF_TRAINING: tuple[Callable[[FinetuneTrainer], Iterator[Finding]], ...] = (
+    _batch_sizes_multiply_up,
+    batch_rules,
+    _cut_has_a_batch,
+    _maximum_needs_a_choice,
+    learning_rate_rules,
+    _momentum_for_nesterov,
 )

@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from brim.config.findings import Finding
-from brim.config.schema import Config, FinetuneTrainer, LearningRateScheduler, OptimizerConfig
+from brim.config.schema import FinetuneTrainer, LearningRateScheduler, OptimizerConfig
 from brim.config.text import KeyPath, dotted
 from brim.units import Duration, DurationUnit, parse_duration
 
@@ -22,11 +22,9 @@ SCHEDULE: KeyPath = ("trainer", "learning_rate_scheduler")
 _UNTOUCHED = LearningRateScheduler()
 
 
-def learning_rate_rules(config: Config) -> Iterator[Finding]:
+def learning_rate_rules(trainer: FinetuneTrainer) -> Iterator[Finding]:
     """Find contradictions between the keys of the learning rate's schedule."""
-    if not isinstance(config.trainer, FinetuneTrainer):
-        return
-    schedule, rate = config.trainer.learning_rate_scheduler, config.trainer.learning_rate
+    schedule, rate = trainer.learning_rate_scheduler, trainer.learning_rate
     yield from _lengths(schedule)
     yield from _overlap(schedule)
     if rate != "auto" and schedule.eta_min > rate:

@@ -130,6 +130,9 @@ _NAME = re.compile(r"[^\s{}\[\].!:'\"\\](?:[^{}\[\].!:'\"\\\n\t\r]*[^\s{}\[\].!:
 _FORMAT_SPEC = re.compile(r"(?:[^{}]?[<>=^])?[+\- ]?#?0?\d{0,3}[,_]?(?:\.\d{1,2})?[bcdeEfFgGosxX%]?")
 
 
+_PIECES = re.compile(r"\{\{|\}\}|\{(?P<inside>[^}]*)\}|[{}]|[^{}]+")
+
+
 @dataclass(frozen=True, slots=True)
 class Template:
     """Hold literal texts and placeholders in turn. As text, placeholders have braces, literal braces are doubled."""
@@ -142,27 +145,20 @@ class Template:
         parts: list[str | Placeholder] = []
         literal: list[str] = []
         problems: list[Problem] = []
-        position = 0
-        while position < len(template):
-            character = template[position]
-            if template.startswith(("{{", "}}"), position):
-                literal.append(character)
-                position += 2
-            elif character == "{":
-                end = template.find("}", position)
-                if end < 0:
-                    problems.append(_fault("a { is never closed", template[position : position + 20], _BRACES))
-                    break
+        for found in _PIECES.finditer(template):
+            piece, inside = found[0], found["inside"]
+            if inside is not None:
                 parts += ["".join(literal)] if literal else []
                 literal = []
-                parts += _placeholder(template[position + 1 : end], problems)
-                position = end + 1
-            elif character == "}":
-                problems.append(_fault("a } closes nothing", template[max(0, position - 20) : position + 1], _BRACES))
-                position += 1
+                parts += _placeholder(inside, problems)
+            elif piece == "{":
+                problems.append(_fault("a { is never closed", template[found.start() : found.start() + 20], _BRACES))
+                break
+            elif piece == "}":
+                near = template[max(0, found.start() - 20) : found.end()]
+                problems.append(_fault("a } closes nothing", near, _BRACES))
             else:
-                literal.append(character)
-                position += 1
+                literal.append(piece[0] if piece in ("{{", "}}") else piece)
         if problems:
             raise ConfigError(*problems)
         return cls((*parts, "".join(literal)) if literal else tuple(parts))
