@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.golden import Golden
 
 from brim.config import Choice, DeviceFacts, load_config, resolve
+from brim.config.text import flow
 from brim.errors import ConfigError
 
 CPU = DeviceFacts(kind="cpu", bf16=False)
@@ -68,3 +71,17 @@ def problems() -> Callable[..., list[str]]:
         return [str(problem) for problem in caught.value.problems]
 
     return refused
+
+
+@pytest.fixture
+def refusals(problems: Callable[..., list[str]], golden: Golden) -> Callable[..., None]:
+    """refusals("name.txt", build, cases): what tests/golden/config holds of build(**keys) for each case's keys.
+
+    Each case is refused, and stands there in a line above its messages.
+    """
+
+    def compare(name: str, build: Callable[..., Any], cases: Iterable[dict[str, Any]]) -> None:
+        told = [(flow(keys), "\n".join(problems(build(**keys)))) for keys in cases]
+        golden(f"config/{name}", "\n".join(f"{keys}\n{textwrap.indent(text, '    ')}" for keys, text in told))
+
+    return compare

@@ -15,34 +15,26 @@ from brim.config.schema import OutputFeature
 from brim.config.text import dump
 
 SEMANTIC = {"type": "semantic", "k": 2, "model_name": "folder"}
-TEMPLATE, RETRIEVAL = "prompt.template", "prompt.retrieval"
-REFUSED_PROMPTS = [  # the prompt's keys, and the place and the decisive words
-    ({"task": "Classify.", "template": "{question}"}, f"{TEMPLATE}: prompt.task is set, … put {{__task__}} into the template"),
-    ({"template": "{__task__} {question}"}, f"{TEMPLATE}: … has {{__task__}}, and prompt.task is not set … set prompt.task"),
-    ({"template": "{question}", "retrieval": {"type": "random"}},
-     f"{TEMPLATE}: {RETRIEVAL} is set, … put {{__context__}} into the template"),
-    ({"template": "{__context__} {question}", "retrieval": {"type": None, "k": 0}},
-     f"{TEMPLATE}: … has {{__context__}}, and {RETRIEVAL} is not set … such as {{type: random, k: 2}}"),
-    ({"template": "Guess {__context__}", "retrieval": {"type": "random"}}, f"{TEMPLATE}: … names no column: nothing tells one"),
-    ({"task": "Classify.", "retrieval": {"k": 2}}, f"{RETRIEVAL}.k: … no effect without {RETRIEVAL}.type … or remove k"),
-    ({"task": "Classify.", "retrieval": {"model_name": "x"}}, f"{RETRIEVAL}.model_name: … no effect without {RETRIEVAL}.type"),
-    ({"retrieval": {"type": "random"}}, f"{RETRIEVAL}: … neither a prompt.task nor a prompt.template … add prompt.task"),
-    ({"task": "Classify.", "retrieval": {"type": "semantic"}},
-     f"{RETRIEVAL}.type: … no model that compares inputs … a sentence-transformers model … add model_name"),
-    ({"task": "Classify.", "retrieval": {"type": "random", "model_name": "x"}},
-     f"{RETRIEVAL}.model_name: … no effect on rows that are drawn by chance"),
-    ({"task": "Classify.", "template": "{__task__} {__context__} {answer}", "retrieval": SEMANTIC},
-     f"{TEMPLATE}: … names the output column answer"),
-    ({"task": "Classify.", "retrieval": {"type": "nearest"}}, f"{RETRIEVAL}.type: … is 'nearest' … random, semantic or null"),
-    ({"task": "Classify.", "retrieval": {**SEMANTIC, "index_name": "../mine"}},
-     f"{RETRIEVAL}.index_name: … is '../mine' … letters, digits, dots, dashes and underscores, or null"),
-]  # fmt: skip
+REFUSED_PROMPTS = [
+    {"task": "Classify.", "template": "{question}"},
+    {"template": "{__task__} {question}"},
+    {"template": "{question}", "retrieval": {"type": "random"}},
+    {"template": "{__context__} {question}", "retrieval": {"type": None, "k": 0}},
+    {"template": "Guess {__context__}", "retrieval": {"type": "random"}},
+    {"task": "Classify.", "retrieval": {"k": 2}},
+    {"task": "Classify.", "retrieval": {"model_name": "x"}},
+    {"retrieval": {"type": "random"}},
+    {"task": "Classify.", "retrieval": {"type": "semantic"}},
+    {"task": "Classify.", "retrieval": {"type": "random", "model_name": "x"}},
+    {"task": "Classify.", "template": "{__task__} {__context__} {answer}", "retrieval": SEMANTIC},
+    {"task": "Classify.", "retrieval": {"type": "nearest"}},
+    {"task": "Classify.", "retrieval": {**SEMANTIC, "index_name": "../mine"}},
+]
 
 
-def test_prompts_that_are_refused(minimal):
-    for prompt, words in REFUSED_PROMPTS:
-        with refused(words):
-            load_config(minimal(input_features=[{"name": "question", "type": "text"}], prompt=prompt))
+def test_prompts_that_are_refused(minimal, refusals):
+    question = [{"name": "question", "type": "text"}]
+    refusals("prompts.txt", lambda **prompt: minimal(input_features=question, prompt=prompt), REFUSED_PROMPTS)
 
 
 def test_prompts_that_are_accepted_and_a_type_without_a_number_asks_for_one_example(minimal):
@@ -149,27 +141,20 @@ output_features:
 FALLBACK = "output_features.0.preprocessing.fallback_label"
 DECODING, MATCHING = "output_features.0.decoder", "output_features.0.decoder.match"
 REFUSED_CATEGORIES = [
-    ({"preprocessing": {}}, f"{FALLBACK}: … is missing … add it, such as fallback_label: positive"),
-    ({"decoder": {**DECODER, "fallback_label": "negative"}},
-     f"{DECODING}.fallback_label: two fallback labels: 'neutral' in preprocessing and 'negative'"),
-    ({"decoder": {"match": {}}}, f"{MATCHING}: … is an empty mapping … labels to rules, such as … or null"),
-    ({"decoder": "text_extractor"}, f"{DECODING}: … type category … category_extractor … give decoder.match"),
-    ({"decoder": {"match": {"neutral": MATCH["neutral"]}}}, f"{MATCHING}: 'neutral' is the only label … at least two"),
-    ({"decoder": {"match": {**MATCH, " mixed": {"type": "contains", "value": "mixed"}}}},
-     f"{MATCHING}. mixed: the label ' mixed' begins or ends with white space"),
-    ({"preprocessing": {"fallback_label": "neutral", "vocab": ["positive", "neutral"]}},
-     f"{MATCHING}.negative: the label 'negative' has a rule and does not stand in … positive, neutral … add it there"),
-    ({"decoder": {"match": {**MATCH, "negative": {"type": "regex", "value": "(no+)+$"}}}},
-     f"{MATCHING}.negative.value: … a repeat or a choice stands inside a repeat … use type: contains"),
-    ({"decoder": {**DECODER, "constrain_to_vocabulary": True}, "generation": {"min_new_tokens": 2}},
-     "generation.min_new_tokens: … decoder.constrain_to_vocabulary both say … remove generation.min_new_tokens"),
-]  # fmt: skip
+    {"preprocessing": {}},
+    {"decoder": {**DECODER, "fallback_label": "negative"}},
+    {"decoder": {"match": {}}},
+    {"decoder": "text_extractor"},
+    {"decoder": {"match": {"neutral": MATCH["neutral"]}}},
+    {"decoder": {"match": {**MATCH, " mixed": {"type": "contains", "value": "mixed"}}}},
+    {"preprocessing": {"fallback_label": "neutral", "vocab": ["positive", "neutral"]}},
+    {"decoder": {"match": {**MATCH, "negative": {"type": "regex", "value": "(no+)+$"}}}},
+    {"decoder": {**DECODER, "constrain_to_vocabulary": True}, "generation": {"min_new_tokens": 2}},
+]
 
 
-def test_categories_that_are_refused(category, minimal):
-    for keys, words in REFUSED_CATEGORIES:
-        with refused(words):
-            load_config(category(**keys))
+def test_categories_that_are_refused(category, minimal, refusals):
+    refusals("categories.txt", category, REFUSED_CATEGORIES)
     text = {"name": "answer", "type": "text"}
     with refused(f"{FALLBACK}: … no effect on a text … set output_features.0.type: category"):
         load_config(minimal(output_features=[{**text, "preprocessing": {"fallback_label": "x"}}]))
