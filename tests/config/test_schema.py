@@ -48,25 +48,6 @@ def test_every_key_is_explained():
         assert not set(key.description) & set("\n\t"), key.path
 
 
-BRIMS_OWN = """
-    initialize precision chat chat.messages chat.tools chat.template chat.supervise chat.date dataset generation.engine
-    memory memory.budget memory.margin model_parameters.attn_implementation
-    preprocessing.drop_unlearnable preprocessing.max_dropped_fraction preprocessing.on_bad_row preprocessing.on_overlong
-    trainer.batch_adaptation trainer.batch_adaptation.max trainer.batch_adaptation.min trainer.batch_adaptation.type
-    trainer.batch_beta2_scaling trainer.batch_increase_function trainer.batch_lr_scaling trainer.batch_rampup
-    trainer.batch_rampup.from trainer.batch_rampup.increment trainer.batch_rampup.length trainer.batch_rampup.shape
-    trainer.batch_schedule trainer.batch_search trainer.chunked_loss trainer.dropout_by_row trainer.noise_scale_every
-    trainer.initial_effective_batch_size trainer.on_nonfinite trainer.train_samples trainer.use_maximum_batch_size
-    trainer.learning_rate_scheduler.decay_fraction trainer.learning_rate_scheduler.decay_length
-    trainer.learning_rate_scheduler.warmup_length
-    trainer.optimizer.beta2_decay trainer.optimizer.d trainer.optimizer.min_8bit_size
-"""
-
-
-def test_brims_own_keys_are_few():
-    assert {".".join(key.path) for key in all_keys() if key.is_brims_own} == set(BRIMS_OWN.split())
-
-
 def test_a_configuration_is_frozen(minimal):
     config = Config.model_validate(minimal())
     with pytest.raises(pydantic.ValidationError, match="frozen"):

@@ -15,7 +15,6 @@ from faults.catalogue import CATALOGUE, row_names
 from faults.disk import lost_from
 from faults.forked import Brim
 from faults.order import renames
-from faults.page import table, with_table
 from faults.report import Counts, counted
 from faults.shim import Operation, build_shim, read_log, watch
 from faults.subject import digests, saved_step
@@ -165,16 +164,6 @@ def test_a_temporary_file_whose_rename_was_not_seen_counts_as_the_file_that_was_
     assert wrong == "checkpoints/.s.tmp/.tmpAbc was not synced"
 
 
-def test_a_log_is_read(tmp_path):
-    file = tmp_path / "log"
-    file.write_text("1 write 12 /r/a/b\n2 rename 0 /r/.c.tmp /r/c\n3 fsync 0 /r\n")
-    assert read_log(file, tmp_path.__class__("/r")) == [
-        Operation(number=1, name="write", num_bytes=12, path="a/b"),
-        Operation(number=2, name="rename", num_bytes=0, path=".c.tmp", new_path="c"),
-        Operation(number=3, name="fsync", num_bytes=0, path="."),
-    ]
-
-
 # The library that sees and ends what a process writes
 
 WORK = """
@@ -238,7 +227,7 @@ def test_a_process_is_killed_once_the_operation_is_done_or_half_of_the_bytes_are
     assert (code, (run / "a").read_text()) == (-9, "01234")
 
 
-# Counts of trials, and the table made of them
+# Counts of trials; the table made of them stands in docs/reliability.md
 
 TRIALS = [
     Trial(row="kill-random", case="at 0.1", outcome="passed"),
@@ -248,35 +237,8 @@ TRIALS = [
 ]
 
 
-def report(**counts):
-    how = {
-        "command": "python -m faults", "date": "2026-11-21", "seconds": 90.0, "machine": {"cores": 2, "system": "Linux"},
-        "versions": {"python": "3.11", "torch": "2.13", "transformers": "5.23"},
-    }  # fmt: skip
-    rows = ("kill-random", "kill-after", "kill-amid", "kill-again", "kill-anew", "kill-predict", "order")
-    none = {"passed": 0, "failed": 0, "skipped": 0}
-    return {"faults": {"kill": {**how, "rows": {row: {**none, **counts.get(row[5:], {})} for row in rows}}}}
-
-
 def test_trials_are_counted_by_row_and_failures_are_kept():
     assert counted(("x", trial) for trial in TRIALS) == {
         "kill-random": Counts(passed=1, failed=1, told=("failed: at 0.2: model differs",)),
         "disk-full": Counts(skipped=2, told=("skipped: no mount",)),
     }
-
-
-def test_the_table_has_a_line_a_row_and_replaces_only_what_stands_between_the_marks_of_a_page():
-    made = report(random={"passed": 199, "failed": 1}, after={"skipped": 3})
-    lines = table(made).splitlines()
-    assert lines[2].startswith(
-        "| SIGKILL | random moments of `brim train` | `--resume` goes on from the last checkpoint"
-    )
-    assert [line.split(" | ", 3)[3] for line in lines[2:4]] == ["200 | 199 | 0 |", "0 | 0 | 3 |"]
-    assert len(lines) == 2 + 7 + 2
-    assert lines[-1] == (
-        "`python -m faults` on 2026-11-21 in 1.5 min (2 cores, Linux, Python 3.11, torch 2.13, transformers 5.23)."
-    )
-    mark = "<!-- from benchmarks/results/faults.json, by `python -m faults.page` -->"
-    new = with_table(f"before\n\n{mark}\n\nstale words\n\n<!-- end -->\n\nafter\n", made)
-    assert new == f"before\n\n{mark}\n\n{table(made)}\n\n<!-- end -->\n\nafter\n"
-    assert with_table(new, made) == new
