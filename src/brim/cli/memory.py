@@ -206,7 +206,7 @@ def _predict(request: MemoryRequest, config: Config, notes: Sequence[str]) -> No
     if request.as_json:
         print(json.dumps({**prediction.as_dict(), **_explained(napkin)}))
     else:
-        console = _console()
+        console = Console(highlight=False)
         if request.is_card:
             card = PlanCard(hint="--verbose")
             card.take(model_note(config, prediction.devices_in_words(), trains=prediction.phase == "train"))
@@ -241,7 +241,7 @@ def _compare(request: MemoryRequest, config: Config) -> None:
     else:
         from brim.cli.memory_output import print_compared
 
-        print_compared(_console(), found, failed, title=_title(config), with_squares=request.verbose)
+        print_compared(Console(highlight=False), found, failed, title=_title(config), with_squares=request.verbose)
     if request.plot is not None:
         from brim.cli.memory_output import compared_picture, compared_tables
 
@@ -264,7 +264,7 @@ def _measure(request: MemoryRequest, config: Config) -> None:
     if request.as_json:
         print(json.dumps({**beside.as_dict(), **_explained(napkin)}))
     else:
-        console = _console()
+        console = Console(highlight=False)
         print_measured(console, beside, title=_title(config))
         _print_napkin(console, napkin, beside.main)
     if request.plot is not None:
@@ -300,10 +300,6 @@ def _save(path: Path, figure: Any, config: Config, tables: Any) -> None:
 
 def _title(config: Config) -> str:
     return Path(config.base_model).name
-
-
-def _console() -> Console:
-    return Console(highlight=False, width=None)
 
 
 def named_phase(text: str | None) -> Phase | None:
@@ -350,10 +346,7 @@ def check_request(request: MemoryRequest) -> None:
     problems = list(_contradictions(request))
     if problems:
         raise InputError(*problems)
-    if request.device is not None:
-        from brim.memory.devices import find_device
-
-        find_device(request.device)
+    check_device(request.device, request.memory_bytes)
     if request.plot is not None:
         from brim.report import check_picture
 
@@ -370,18 +363,13 @@ def _contradictions(request: MemoryRequest) -> Iterator[Problem]:
         yield _problem("--steps measures the whole model, and --layers only a part of it", "keep one of them")
     if request.steps is not None and request.phase not in (None, "train"):
         yield _problem(f"--steps is for training, but --phase is {request.phase}", "remove one of them")
-    if request.compare:
-        yield from _beside_compare(request)
+    for name, is_given in (("--measure", request.measure), ("--explain", request.explain)):
+        if request.compare and is_given:
+            yield _problem(f"--compare is for several configurations, {name} for one", f"remove --compare or {name}")
+    if request.compare and request.phase not in (None, "train"):
+        yield _problem(f"--compare is for training, but --phase is {request.phase}", "remove one of them")
     if request.measure:
         yield from _beside_measure(request)
-
-
-def _beside_compare(request: MemoryRequest) -> Iterator[Problem]:
-    for name, is_given in (("--measure", request.measure), ("--explain", request.explain)):
-        if is_given:
-            yield _problem(f"--compare is for several configurations, {name} for one", f"remove --compare or {name}")
-    if request.phase not in (None, "train"):
-        yield _problem(f"--compare is for training, but --phase is {request.phase}", "remove one of them")
 
 
 def _beside_measure(request: MemoryRequest) -> Iterator[Problem]:

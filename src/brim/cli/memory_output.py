@@ -48,8 +48,9 @@ def print_compared(
         cells = (gib(total_by_part(each.prediction)[part]) for each in found)
         table.add_row(LOOKS[part].label, *cells)
     table.add_row("needed", *(_needed(each.prediction) for each in found), style="bold")
-    table.add_row("fits on", *(smallest(each) for each in found))
-    table.add_row("needed there", *(_there(each) for each in found))
+    cards = [each.smallest for each in found]
+    table.add_row("fits on", *("none" if card is None else card.name for card in cards))
+    table.add_row("needed there", *("" if card is None else _needed(card) for card in cards))
     console.print(table)
     console.print()
     for line in (*_remarks(found), *_failures(failed)):
@@ -67,16 +68,6 @@ def print_compared(
                 legend_parts=parts if each is found[-1] else (),
             )
         )
-
-
-def smallest(each: Compared) -> str:
-    """Name the smallest device of the catalogue that is large enough."""
-    return "none" if each.smallest is None else each.smallest.name
-
-
-def _there(each: Compared) -> str:
-    card = each.smallest
-    return "" if card is None else _needed(card)
 
 
 def _needed(taken: MemoryPrediction | OnCard) -> str:

@@ -28,12 +28,10 @@ from brim.cli.options import (
     resumable,
 )
 from brim.errors import InputError
-from brim.units import format_count
+from brim.units import format_count, format_seconds
 
 if TYPE_CHECKING:
     from brim.infer.metrics import Interval
-    from brim.model import Model
-    from brim.workflows.prediction import Wanted
     from brim.workflows.runs import EvaluateResult, PredictResult
 
 _COLUMN = "embedding"
@@ -59,7 +57,6 @@ def embed(
     model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
     from brim.data import check_split
     from brim.report import Screen
-    from brim.units import format_count, format_seconds
     from brim.workflows.prediction import check_pooling
 
     how = check_pooling(pooling)
@@ -77,18 +74,9 @@ def embed(
     (width,) = result.widths.values()
     num_rows, num_tokens = len(result.rows), int(result.num_tokens.sum())
     if as_json:
-        fields = {
-            "output": str(result.output),
-            "ledger": None if result.ledger is None else str(result.ledger),
-            "layer": layer,
-            "pooling": how,
-            "normalized": normalize,
-            "width": width,
-            "num_rows": num_rows,
-            "num_tokens": num_tokens,
-            "seconds": result.seconds,
-        }
-        print(json.dumps(fields))
+        fields = {"layer": layer, "pooling": how, "normalized": normalize, "width": width}
+        counts = {"num_rows": num_rows, "num_tokens": num_tokens, "seconds": result.seconds}
+        print(json.dumps({**_files(result.output, result.ledger), **fields, **counts}))
         return
     rows, tokens = format_count(num_rows, "row"), format_count(num_tokens, "token")
     line = f"{rows}, {tokens}, {format_count(width, 'number')} a vector, in {format_seconds(result.seconds)}"
@@ -164,13 +152,16 @@ def predict(
     _check_flags(output, plan=plan, device=device, memory=memory)
     model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
     from brim.data import check_split
+    from brim.report import Screen
     from brim.workflows.prediction import check_policies
 
     rows = check_split(split) or "full"
     on_error, on_overlong = check_policies(on_error, on_overlong)
     if plan:
-        from brim.workflows.prediction import Wanted
+        from brim.workflows.prediction import Wanted, plan_prediction
 
+        memory_bytes = device_memory(memory)
+        check_device(device, memory_bytes)
         wanted = Wanted(
             output=None,
             split=rows,
@@ -180,10 +171,12 @@ def predict(
             on_overlong=on_overlong,
             is_unnamed=dataset is None,
         )
-        _plan(model, dataset, wanted, device=device, memory=memory, verbose=verbose, as_json=as_json)
+        with Screen(is_short=not (verbose or as_json), hint="--verbose") as screen:
+            made = plan_prediction(
+                model.config, dataset, wanted, device=device, memory_bytes=memory_bytes, notes=model.notes, say=screen
+            )
+            print_plan(made, screen, title=Path(model.config.base_model).name, verbose=verbose, as_json=as_json)
         return
-    from brim.report import Screen
-
     with Screen(is_short=not verbose, hint="--verbose") as screen, resumable():
         result = model.predict(
             dataset,
@@ -222,8 +215,7 @@ def _as_json(result: PredictResult) -> dict[str, object]:
     from brim.workflows.prediction import summary_path
 
     return {
-        "output": str(result.output),
-        "ledger": None if result.ledger is None else str(result.ledger),
+        **_files(result.output, result.ledger),
         "summary": None if result.output is None else str(summary_path(result.output)),
         "num_rows": result.summary["num_rows"],
         "num_new_rows": result.num_new_rows,
@@ -233,9 +225,11 @@ def _as_json(result: PredictResult) -> dict[str, object]:
     }
 
 
-def _lines(result: PredictResult) -> list[tuple[str, str]]:
-    from brim.units import format_seconds
+def _files(output: Path | None, ledger: Path | None) -> dict[str, object]:
+    return {"output": str(output), "ledger": None if ledger is None else str(ledger)}
 
+
+def _lines(result: PredictResult) -> list[tuple[str, str]]:
     summary = result.summary
     num_rows, num_stopped = summary["num_rows"], summary["finish_reasons"].get("stop", 0)
     rows = f"{format_count(num_rows, 'row')}, {format_count(summary['num_response_tokens'], 'token')}"
@@ -256,28 +250,6 @@ def _counted(labels: Mapping[str, int]) -> str:
     """Name the most frequent labels with their numbers."""
     shown = [f"{label} {count:,}" for label, count in list(labels.items())[:_SHOWN]]
     return ", ".join(shown) + (f" and {len(labels) - _SHOWN:,} more" if len(labels) > _SHOWN else "")
-
-
-def _plan(
-    model: Model,
-    dataset: list[str] | None,
-    wanted: Wanted,
-    *,
-    device: str | None,
-    memory: str | None,
-    verbose: bool,
-    as_json: bool,
-) -> None:
-    from brim.report import Screen
-    from brim.workflows.prediction import plan_prediction
-
-    memory_bytes = device_memory(memory)
-    check_device(device, memory_bytes)
-    with Screen(is_short=not (verbose or as_json), hint="--verbose") as screen:
-        made = plan_prediction(
-            model.config, dataset, wanted, device=device, memory_bytes=memory_bytes, notes=model.notes, say=screen
-        )
-        print_plan(made, screen, title=Path(model.config.base_model).name, verbose=verbose, as_json=as_json)
 
 
 def evaluate(

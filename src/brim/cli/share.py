@@ -9,16 +9,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from brim.cli.options import DatasetOption, JsonOption, Overrides, open_model, require_exists
 from brim.units import format_count
-
-if TYPE_CHECKING:
-    from brim.workflows.runs import ExportResult
-
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
 
@@ -51,22 +47,15 @@ def export(
 ) -> None:
     """Write the adapter, the whole model, or with --merge both in one, with tokenizer, chat template and card."""
     model = open_model(run, overrides or [])
-    given: dict[str, Any] = {"dtype": dtype, "max_divergence": max_divergence, "dataset": dataset}
-    result = model.export(output, merge=merge, format=output_format, **given)
-    if as_json:
-        print(json.dumps(_as_dict(result)))
+    result = model.export(
+        output, merge=merge, format=output_format, dtype=dtype, max_divergence=max_divergence, dataset=dataset
+    )
+    if not as_json:
+        print("\n".join(result.lines()))
         return
-    print("\n".join(result.lines()))
-
-
-def _as_dict(result: ExportResult) -> dict[str, Any]:
-    return {
-        "output": str(result.path),
-        "kind": result.kind,
-        "num_bytes": result.num_bytes,
-        "divergence": asdict(result.divergence) if result.divergence is not None else None,
-        "tokens_of": result.probe,
-    }
+    divergence = None if result.divergence is None else asdict(result.divergence)
+    written = {"output": str(result.path), "kind": result.kind, "num_bytes": result.num_bytes}
+    print(json.dumps({**written, "divergence": divergence, "tokens_of": result.probe}))
 
 
 def upload(

@@ -30,6 +30,9 @@ _TWO_BETAS = "two numbers from 0 to below 1, such as [0.9, 0.999]"
 _EPS_TEXT = "Added to the denominator."
 
 
+_TAKEN_OFF = "Share of each weight, times the learning rate, taken off at every step"
+
+
 _AMSGRAD = "Use the AMSGrad variant."
 
 
@@ -52,10 +55,7 @@ class AdamWConfig(Section):
     type: Literal["adamw"] = key("adamw", _TYPE)
     betas: Betas = key((0.9, 0.999), _BETAS, expected=_TWO_BETAS)
     eps: NonNegativeFloat = key(1e-8, _EPS_TEXT)
-    weight_decay: NonNegativeFloat = key(
-        0.0,
-        "Share of each weight, times the learning rate, taken off at every step. torch's default is 0.01.",
-    )
+    weight_decay: NonNegativeFloat = key(0.0, f"{_TAKEN_OFF}. torch's default is 0.01.")
     amsgrad: bool = key(False, _AMSGRAD)
 
 
@@ -82,7 +82,7 @@ class AdafactorConfig(Section):
         expected="two numbers above 0, the first of which may be null, such as [null, 0.001]",
     )
     d: Annotated[float, Field(ge=1)] = key(1.0, "An update's root mean square is clipped to this.", brim=True)
-    weight_decay: NonNegativeFloat = key(0.0, "Share of each weight, times the learning rate, taken off at every step.")
+    weight_decay: NonNegativeFloat = key(0.0, f"{_TAKEN_OFF}.")
 
 
 class BitsandbytesOptimizerConfig(Section):
@@ -95,12 +95,7 @@ _Momentum: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 
 _Keys: TypeAlias = Mapping[str, tuple[Any, Any]]  # name: its type and its default with help
 
-_DECOUPLED: _Keys = {
-    "weight_decay": (
-        NonNegativeFloat,
-        key(0.0, "Share of each weight, times the learning rate, taken off at every step."),
-    )
-}
+_DECOUPLED: _Keys = {"weight_decay": (NonNegativeFloat, key(0.0, f"{_TAKEN_OFF}."))}
 
 _PENALTY: _Keys = {"weight_decay": (NonNegativeFloat, key(0.0, "L2 penalty, added to the gradient."))}
 
@@ -113,42 +108,20 @@ _ADAMW: _Keys = {
 
 _ADAM: _Keys = {
     **_ADAMW,
-    "weight_decay": (
-        NonNegativeFloat,
-        key(
-            0.0,
-            "Share of each weight, times the learning rate, taken off at every step, as in AdamW; torch's Adam "
-            "differs.",
-        ),
-    ),
+    "weight_decay": (NonNegativeFloat, key(0.0, f"{_TAKEN_OFF}, as in AdamW; torch's Adam differs.")),
 }
 
-_LION: _Keys = {
-    "betas": (
-        Betas,
-        key((0.9, 0.99), "How slowly the direction and its running average forget.", expected=_TWO_BETAS),
-    ),
-    **_DECOUPLED,
-}
+_LION_BETAS = "How slowly the direction and its running average forget."
 
-_EIGHT_BITS: _Keys = {
-    "min_8bit_size": (
-        NonNegativeInt,
-        key(
-            4096,
-            "Weights with fewer elements keep 32-bit states, which many of an adapter's matrices then do.",
-            brim=True,
-        ),
-    )
-}
+_LION: _Keys = {"betas": (Betas, key((0.9, 0.99), _LION_BETAS, expected=_TWO_BETAS)), **_DECOUPLED}
 
-_SGD: _Keys = {
-    "momentum": (
-        _Momentum,
-        key(0.9, "How much of the previous update is kept. Ludwig's default is 0, which bitsandbytes does not have."),
-    ),
-    **_PENALTY,
-}
+_SMALL = "Weights with fewer elements keep 32-bit states, which many of an adapter's matrices then do."
+
+_EIGHT_BITS: _Keys = {"min_8bit_size": (NonNegativeInt, key(4096, _SMALL, brim=True))}
+
+_KEPT = "How much of the previous update is kept. Ludwig's default is 0, which bitsandbytes does not have."
+
+_SGD: _Keys = {"momentum": (_Momentum, key(0.9, _KEPT)), **_PENALTY}
 
 _RMSPROP: _Keys = {
     "alpha": (_Momentum, key(0.99, "How slowly the running average of the squared gradient forgets.")),
