@@ -36,66 +36,60 @@ def _trainer(**keys):
 
 
 AUTO = "auto"
-SIZES = [  # batch_size, accumulation, effective batch, processes, and what they make beyond the property below
-    (None, AUTO, AUTO, 3, (None, None, 15)), (None, AUTO, AUTO, 20, (1, 1, 20)), (AUTO, AUTO, AUTO, 1, (None, None, 16)),
-    (8, AUTO, AUTO, 1, (8, 1, 8)), (None, 16, AUTO, 1, (1, 16, 16)), (None, AUTO, 4, 4, (1, 1, 4)),
-    (AUTO, 16, 32, 1, (2, 16, 32)),
+SIZES = [  # batch_size, accumulation, effective batch, and what they make beyond the property below
+    (None, AUTO, AUTO, (None, None, 16)), (AUTO, AUTO, AUTO, (None, None, 16)), (8, AUTO, AUTO, (8, 1, 8)),
+    (None, 16, AUTO, (1, 16, 16)), (None, AUTO, 1, (1, 1, 1)), (AUTO, 16, 32, (2, 16, 32)),
 ]  # fmt: skip
 
 
 def test_two_sizes_give_the_third():
-    for batch, accumulation, effective, processes, sizes in SIZES:
+    for batch, accumulation, effective, sizes in SIZES:
         keys = {"gradient_accumulation_steps": accumulation, "effective_batch_size": effective}
         keys |= {} if batch is None else {"batch_size": batch}
-        found = batch_sizes(_trainer(**keys), num_processes=processes)
+        found = batch_sizes(_trainer(**keys))
         assert isinstance(found, BatchSizes)
-        assert (found.micro_batch_rows, found.accumulation_steps, found.effective_rows) == sizes, (keys, processes)
+        assert (found.micro_batch_rows, found.accumulation_steps, found.effective_rows) == sizes, keys
 
 
 def test_what_does_not_multiply_up_says_what_would():
-    for keys, processes, what, fix in [
-        ({"batch_size": 3, "effective_batch_size": 32}, 2, "32 is not a multiple of batch_size 3 × 2 processes = 6", "30 or 36"),
-        ({"effective_batch_size": 3}, 8, "3 is not a multiple of 8 processes", "8"),
+    for keys, what, fix in [
+        ({"batch_size": 6, "effective_batch_size": 32}, "32 is not a multiple of batch_size 6", "30 or 36"),
+        ({"batch_size": 8, "effective_batch_size": 3}, "3 is not a multiple of batch_size 8", "8"),
         (
-            {"batch_size": 2, "gradient_accumulation_steps": 8, "effective_batch_size": 32}, 1,
+            {"batch_size": 2, "gradient_accumulation_steps": 8, "effective_batch_size": 32},
             "32 is not batch_size 2 × gradient_accumulation_steps 8 = 16", "16, or leave one of the other two out",
         ),
-        ({"batch_size": 8, "max_batch_size": 8}, 2, "of 16 rows is above trainer.max_batch_size 8", "trainer.max_batch_size: 16"),
+        ({"batch_size": 16, "max_batch_size": 8}, "of 16 rows is above trainer.max_batch_size 8", "trainer.max_batch_size: 16"),
     ]:  # fmt: skip
-        found = batch_sizes(_trainer(**keys), num_processes=processes)
+        found = batch_sizes(_trainer(**keys))
         assert isinstance(found, Finding)
         assert what in found.what
         assert fix in found.fix
     for keys in ({"batch_size": 8}, {"effective_batch_size": 8}, {"effective_batch_size": 8, "batch_size": 4}):
-        assert isinstance(
-            batch_sizes(_trainer(**keys, max_batch_size=8), num_processes=1), BatchSizes
-        )  # as many as it may
+        assert isinstance(batch_sizes(_trainer(**keys, max_batch_size=8)), BatchSizes)  # as many as it may
 
 
 _SIZE = st.integers(1, 12)
 
 
-@given(st.none() | _SIZE, st.just("auto") | _SIZE, st.just("auto") | st.integers(1, 60), st.integers(1, 4))
-def test_the_product_is_exact_and_what_was_given_is_kept(batch, accumulation, effective, processes):
+@given(st.none() | _SIZE, st.just("auto") | _SIZE, st.just("auto") | st.integers(1, 60))
+def test_the_product_is_exact_and_what_was_given_is_kept(batch, accumulation, effective):
     keys = {"gradient_accumulation_steps": accumulation, "effective_batch_size": effective}
     keys |= {} if batch is None else {"batch_size": batch}
-    found = batch_sizes(_trainer(**keys), num_processes=processes)
+    found = batch_sizes(_trainer(**keys))
     possible = any(
-        b * a * processes == e
+        b * a == e
         for b in ([batch] if batch else range(1, 61))
         for a in ([accumulation] if accumulation != "auto" else range(1, 61))
-        for e in ([effective] if effective != "auto" else [b * a * processes])
+        for e in ([effective] if effective != "auto" else [b * a])
     )
     assert isinstance(found, BatchSizes) == possible
     if isinstance(found, BatchSizes) and found.micro_batch_rows is None:
         assert (batch, accumulation) == (None, "auto")
-        assert found.effective_rows > processes
-        assert found.effective_rows % processes == 0
-        assert effective == found.effective_rows or (
-            effective == "auto" and 16 - processes < found.effective_rows <= 16
-        )
+        assert found.effective_rows > 1
+        assert found.effective_rows == (16 if effective == "auto" else effective)
     elif isinstance(found, BatchSizes):
-        assert found.micro_batch_rows * found.accumulation_steps * processes == found.effective_rows
+        assert found.micro_batch_rows * found.accumulation_steps == found.effective_rows
         assert batch in (None, found.micro_batch_rows)
         assert accumulation in ("auto", found.accumulation_steps)
         assert effective in ("auto", found.effective_rows)
@@ -132,7 +126,7 @@ def test_the_default_holds_where_no_key_says_how_many_rows_make_an_update():
         assert default_rows(_trainer(**keys)) == rows
         assert is_sized_by_memory(_trainer(**keys)) == (keys == memory)
         assert is_sized_by_memory(_trainer(**keys | memory)) == (rows is not None or keys == memory)
-    found = batch_sizes(_trainer(**memory, batch_rampup="0.1dur"), num_processes=1)
+    found = batch_sizes(_trainer(**memory, batch_rampup="0.1dur"))
     assert found == BatchSizes(effective_rows=None, micro_batch_rows=None, accumulation_steps=None)
 
 
@@ -272,9 +266,9 @@ def test_the_effective_batch_that_moving_ones_imply_and_no_number_of_micro_batch
     trainer = resolve(load_config(finetune(**keys)).config, CPU).config.trainer
     assert (trainer.batch_size, trainer.gradient_accumulation_steps) == (7, AUTO)
     sizes = BatchSizes(effective_rows=20, micro_batch_rows=7, accumulation_steps=None)
-    assert batch_sizes(trainer, num_processes=1) == sizes
+    assert batch_sizes(trainer) == sizes
     one = load_config(finetune(effective_batch_size=1, batch_rampup={"length": "1ep", "from": 8})).config.trainer
-    assert batch_sizes(one, num_processes=1).micro_batch_rows is None
+    assert batch_sizes(one).micro_batch_rows is None
 
 
 def test_the_scaling_of_beta2(finetune):

@@ -13,31 +13,23 @@ from brim.errors import ConfigError
 A100 = DeviceFacts(kind="cuda", bf16=True)
 T4 = DeviceFacts(kind="cuda", bf16=False)
 
-
-FOUR = DeviceFacts(kind="cuda", bf16=True, num_processes=4)
 WORKSHOP = {"batch_size": 1, "effective_batch_size": 32}
 ONE_ROW = {
     "batch_size": (1, "an update is of one row"),
     "gradient_accumulation_steps": (1, "effective batch 1 / batch 1"),
 }
-SIZES = [  # keys of the trainer, the device, and what is chosen of its sizes
-    (WORKSHOP, CPU, {"gradient_accumulation_steps": (32, "effective batch 32 / batch 1")}),
-    (WORKSHOP, FOUR, {"gradient_accumulation_steps": (8, "effective batch 32 / batch 1 / 4 processes")}),
-    ({"batch_size": 1, "gradient_accumulation_steps": 16}, CPU, {"effective_batch_size": (16, "batch 1 × accumulation 16")}),
-    ({"gradient_accumulation_steps": 4, "effective_batch_size": 32}, CPU,
-     {"batch_size": (8, "effective batch 32 / accumulation 4")}),
-    ({"effective_batch_size": 32}, CPU, {}), ({"effective_batch_size": 32}, FOUR, {}),  # by length
-    ({"effective_batch_size": 1}, CPU, ONE_ROW),
-    ({"effective_batch_size": 4}, FOUR, {
-        "batch_size": (1, "an update is of one row a process"),
-        "gradient_accumulation_steps": (1, "effective batch 4 / batch 1 / 4 processes"),
-    }),
+SIZES = [  # keys of the trainer, and what is chosen of its sizes
+    (WORKSHOP, {"gradient_accumulation_steps": (32, "effective batch 32 / batch 1")}),
+    ({"batch_size": 1, "gradient_accumulation_steps": 16}, {"effective_batch_size": (16, "batch 1 × accumulation 16")}),
+    ({"gradient_accumulation_steps": 4, "effective_batch_size": 32}, {"batch_size": (8, "effective batch 32 / accumulation 4")}),
+    ({"effective_batch_size": 32}, {}),  # by length
+    ({"effective_batch_size": 1}, ONE_ROW),
 ]  # fmt: skip
 
 
 def test_the_sizes_of_a_batch(finetune):
-    for keys, device, chosen in SIZES:
-        choices = choices_of(finetune(**keys, learning_rate_scaling="constant"), device)
+    for keys, chosen in SIZES:
+        choices = choices_of(finetune(**keys))
         sizes = {key.removeprefix("trainer."): choice for key, choice in choices.items() if key.startswith("trainer.")}
         assert sizes == chosen, keys
     source = finetune(**WORKSHOP, learning_rate=0.0001) | {"adapter": "lora"}
@@ -46,8 +38,8 @@ def test_the_sizes_of_a_batch(finetune):
         "adapter.alpha": (16, "twice adapter.r"),
         "generation.max_new_tokens": (256, "no length is set"),
     }
-    with refused("trainer.effective_batch_size: … 30 is not a multiple of 4 processes … 28 or 32"):
-        choices_of(finetune(effective_batch_size=30), FOUR)
+    with refused("trainer.effective_batch_size: … 32 is not batch_size 2 × gradient_accumulation_steps 8 = 16"):
+        choices_of(finetune(batch_size=2, gradient_accumulation_steps=8, effective_batch_size=32))
 
 
 _BOTH = "the defaults are 3 epochs of 16 rows an update; Ludwig's are 100 and 1"
@@ -102,7 +94,7 @@ def test_a_default_batch_is_of_no_more_rows_than_there_are(finetune):
     assert bounded_by_rows(asked.config, asked.choices, 3) == (asked.config, asked.choices)
 
 
-def test_the_learning_rate_is_the_usual_one_and_grows_with_processes_once(finetune):
+def test_the_learning_rate_is_the_usual_one(finetune):
     for keys, rate, reason in [
         ({"adapter": "lora"}, 1e-4, "usual with LoRA"),
         ({}, 1e-5, "usual when all weights of a pretrained model are trained"),
@@ -110,15 +102,6 @@ def test_the_learning_rate_is_the_usual_one_and_grows_with_processes_once(finetu
     ]:
         assert choices_of(finetune(learning_rate="auto") | keys)["trainer.learning_rate"] == (rate, reason)
         assert "trainer.learning_rate" not in choices_of(finetune(learning_rate=0.5) | keys)
-    device = DeviceFacts(kind="cpu", bf16=False, num_processes=4)
-    for scaling, rate in [("constant", None), ("sqrt", 0.02), ("linear", 0.04)]:
-        config = load_config(finetune(learning_rate=0.01, learning_rate_scaling=scaling)).config
-        resolution = resolve(config, device)
-        assert {choice.key: choice.value for choice in resolution.choices}.get("trainer.learning_rate") == rate
-        assert resolution.config.trainer.learning_rate_scaling == "constant"
-        assert resolve(resolution.config, device) == type(resolution)(config=resolution.config, choices=())
-    with refused("trainer.learning_rate: … 0.5 scaled for 4 processes (linear) is 2 … learning_rate_scaling: constant"):
-        choices_of(finetune(learning_rate=0.5), device)
 
 
 PRECISIONS = [  # the device, keys, and the choice with words of its reason

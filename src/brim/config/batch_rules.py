@@ -274,36 +274,36 @@ class BatchSizes:
     accumulation_steps: int | None  # None: as many as the partition has
 
 
-def batch_sizes(trainer: FinetuneTrainer, *, num_processes: int) -> BatchSizes | Finding:
+def batch_sizes(trainer: FinetuneTrainer) -> BatchSizes | Finding:
     """Return the sizes of a batch, of which two give the third; return a finding if they do not multiply up.
 
     If only the micro-batch or only the accumulation is given, the other is 1. If only the effective batch is known
-    (given, the default, or the largest that fits), micro-batches have no fixed size, unless each process takes a
-    single row. A batch that moves has no fixed number of micro-batches either.
+    (given, the default, or the largest that fits), micro-batches have no fixed size, unless it is a single row. A batch
+    that moves has no fixed number of micro-batches either.
     """
     batch, accumulation, effective = _given(trainer)
-    fault = mismatch(trainer, num_processes=num_processes)
+    fault = mismatch(trainer, exact=True)
     if fault is not None:
         return fault
     if is_sized_by_memory(trainer):
         return BatchSizes(effective_rows=None, micro_batch_rows=None, accumulation_steps=None)
     if effective is None:
-        effective = default_rows(trainer, num_processes=num_processes)
+        effective = default_rows(trainer)
     if moves_batch(trainer):
         assert effective is not None, "a rule asks for it"
         return BatchSizes(effective_rows=effective, micro_batch_rows=batch, accumulation_steps=None)
     if effective is None:
         batch, accumulation = batch or 1, accumulation or 1
     elif batch is not None:
-        accumulation = effective // (batch * num_processes)
+        accumulation = effective // batch
     elif accumulation is not None:
-        batch = effective // (accumulation * num_processes)
-    elif effective == num_processes:
+        batch = effective // accumulation
+    elif effective == 1:
         batch = accumulation = 1
     if batch is None or accumulation is None:
         assert effective is not None, "only an effective batch is partitioned by length"
         return BatchSizes(effective_rows=effective, micro_batch_rows=None, accumulation_steps=None)
-    rows = batch * accumulation * num_processes
+    rows = batch * accumulation
     if trainer.max_batch_size is not None and rows > trainer.max_batch_size:
         return _too_large(rows, trainer.max_batch_size)
     return BatchSizes(effective_rows=rows, micro_batch_rows=batch, accumulation_steps=accumulation)
@@ -314,12 +314,11 @@ def is_sized_by_memory(trainer: FinetuneTrainer) -> bool:
     return trainer.use_maximum_batch_size and _names_no_size(trainer)
 
 
-def default_rows(trainer: FinetuneTrainer, *, num_processes: int = 1) -> int | None:
-    """Return the default rows of an update, equally many for each process; None if a key decides them."""
+def default_rows(trainer: FinetuneTrainer) -> int | None:
+    """Return the default rows of an update; None if a key decides them."""
     if not _names_no_size(trainer) or trainer.use_maximum_batch_size or moves_batch(trainer):
         return None
-    rows = min(DEFAULT_ROWS, trainer.max_batch_size or DEFAULT_ROWS)
-    return max(rows // num_processes, 1) * num_processes
+    return min(DEFAULT_ROWS, trainer.max_batch_size or DEFAULT_ROWS)
 
 
 def _names_no_size(trainer: FinetuneTrainer) -> bool:
@@ -346,18 +345,20 @@ def accumulates(trainer: FinetuneTrainer) -> bool:
     return effective is not None and effective > (batch or 1)
 
 
-def mismatch(trainer: FinetuneTrainer, *, num_processes: int | None) -> Finding | None:
-    """Find sizes that do not multiply up: for this number of processes, or (None) for any number."""
+def mismatch(trainer: FinetuneTrainer, *, exact: bool) -> Finding | None:
+    """Find sizes that do not multiply up: in the one process that brim has, or in any number of them (not exact)."""
     batch, accumulation, effective = _given(trainer)
     if trainer.max_batch_size is not None and effective is not None and effective > trainer.max_batch_size:
         return _too_large(effective, trainer.max_batch_size)
     if effective is None or moves_batch(trainer):  # a step's last micro-batch takes what is left
         return None
-    unit = (batch or 1) * (accumulation or 1) * (num_processes or 1)
-    all_given = batch is not None and accumulation is not None and num_processes is not None
+    unit = (batch or 1) * (accumulation or 1)
+    all_given = exact and batch is not None and accumulation is not None
     if effective == unit or (effective % unit == 0 and not all_given):
         return None
-    return _finding(effective, unit, _formula(batch, accumulation, num_processes), exact=all_given)
+    sizes = {"batch_size": batch, "gradient_accumulation_steps": accumulation}
+    formula = " × ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
+    return _finding(effective, unit, formula, exact=all_given)
 
 
 def _given(trainer: FinetuneTrainer) -> tuple[int | None, int | None, int | None]:
@@ -381,17 +382,6 @@ def _finding(effective: int, unit: int, formula: str, *, exact: bool) -> Finding
         fix=f"set trainer.effective_batch_size: {' or '.join(map(str, numbers))}"
         + (", or leave one of the other two out" if exact else ""),
     )
-
-
-def _formula(batch: int | None, accumulation: int | None, num_processes: int | None) -> str:
-    parts = []
-    if batch is not None:
-        parts.append(f"batch_size {batch}")
-    if accumulation is not None:
-        parts.append(f"gradient_accumulation_steps {accumulation}")
-    if num_processes is not None and (num_processes > 1 or not parts):
-        parts.append(f"{num_processes} process{'es' if num_processes > 1 else ''}")
-    return " × ".join(parts)
 
 
 def _too_large(rows: int, largest: int) -> Finding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,7 +23,6 @@ class DeviceFacts:
 
     kind: Literal["cpu", "cuda", "mps"]
     bf16: bool  # bfloat16 arithmetic in hardware
-    num_processes: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +54,9 @@ def resolve(config: Config, device: DeviceFacts, *, context_length: int | None =
 
     context_length: tokens that the model reaches; None where it sets no limit.
 
-    Raises ConfigError when the batch sizes do not multiply up for this number of processes, or when the precision
-    does not fit an adapter's settings, which can come with trained weights, or quantization, which can come with the
-    base model's folder, does not fit the rest; or when the device cannot do what the optimizer needs.
+    Raises ConfigError when the batch sizes do not multiply up; when the precision does not fit an adapter's settings,
+    which can come with trained weights; when quantization, which can come with the base model's folder, does not fit
+    the rest; or when the device cannot do what the optimizer needs.
     """
     found = [*biases_in_16_bits(config), *quantised_base(config), *_optimizer_on(config, device)]
     if found:
@@ -108,8 +106,9 @@ def _decisions(config: Config, device: DeviceFacts, context_length: int | None) 
     if config.adapter is not None and config.adapter.alpha is None:
         yield ("adapter", "alpha"), 2 * config.adapter.r, "twice adapter.r"
     if isinstance(config.trainer, FinetuneTrainer):
-        yield from _sizes(config.trainer, device.num_processes)
-        yield from _learning_rate(config, config.trainer, device.num_processes)
+        yield from _sizes(config.trainer)
+        if config.trainer.learning_rate == "auto":
+            yield ("trainer", "learning_rate"), *_automatic_rate(config)
         if config.trainer.batch_beta2_scaling == "auto":
             yield ("trainer", "batch_beta2_scaling"), *_beta2_scaling(config.trainer)
     if config.generation.max_new_tokens is None:
@@ -151,42 +150,39 @@ def _optimizer_on(config: Config, device: DeviceFacts) -> Iterator[Finding]:
         )
 
 
-def _sizes(trainer: FinetuneTrainer, num_processes: int) -> Iterator[tuple[KeyPath, Any, str]]:
-    sizes = batch_sizes(trainer, num_processes=num_processes)
+def _sizes(trainer: FinetuneTrainer) -> Iterator[tuple[KeyPath, Any, str]]:
+    sizes = batch_sizes(trainer)
     if isinstance(sizes, Finding):
         raise ConfigError(what=sizes.what, where=dotted(sizes.path), expected=sizes.expected, fix=sizes.fix)
     if sizes.accumulation_steps is not None:
-        yield from _fixed_sizes(trainer, sizes, num_processes)
+        yield from _fixed_sizes(trainer, sizes)
     if trainer.effective_batch_size == "auto" and sizes.effective_rows is not None:
-        yield EFFECTIVE, sizes.effective_rows, _why_effective(trainer, sizes, num_processes)
+        yield EFFECTIVE, sizes.effective_rows, _why_effective(trainer, sizes)
 
 
-def _fixed_sizes(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) -> Iterator[tuple[KeyPath, Any, str]]:
+def _fixed_sizes(trainer: FinetuneTrainer, sizes: BatchSizes) -> Iterator[tuple[KeyPath, Any, str]]:
     batch, accumulation = trainer.batch_size == "auto", trainer.gradient_accumulation_steps == "auto"
-    processes = f" / {num_processes} processes" if num_processes > 1 else ""
     of_effective = f"effective batch {sizes.effective_rows} / "
     if trainer.effective_batch_size == "auto":
         why_batch = why_accumulation = "no effective batch is set"
     else:
-        why_batch = f"{of_effective}accumulation {sizes.accumulation_steps}{processes}"
-        why_accumulation = f"{of_effective}batch {sizes.micro_batch_rows}{processes}"
-        if accumulation:
-            why_batch = "an update is of one row" + (" a process" if processes else "")
+        why_accumulation = f"{of_effective}batch {sizes.micro_batch_rows}"
+        of_accumulation = f"{of_effective}accumulation {sizes.accumulation_steps}"
+        why_batch = "an update is of one row" if accumulation else of_accumulation
     if batch:
         yield BATCH, sizes.micro_batch_rows, why_batch
     if accumulation:
         yield ACCUMULATION, sizes.accumulation_steps, why_accumulation
 
 
-def _why_effective(trainer: FinetuneTrainer, sizes: BatchSizes, num_processes: int) -> str:
+def _why_effective(trainer: FinetuneTrainer, sizes: BatchSizes) -> str:
     implied = implied_effective_rows(trainer)
     if implied is not None:
         return implied[1]
     if default_rows(trainer) is not None:
         is_bounded = trainer.max_batch_size is not None and trainer.max_batch_size < DEFAULT_ROWS
         return ("trainer.max_batch_size; " if is_bounded else "") + _defaults(trainer)
-    times = f" × {num_processes} processes" if num_processes > 1 else ""
-    return f"batch {sizes.micro_batch_rows} × accumulation {sizes.accumulation_steps}{times}"
+    return f"batch {sizes.micro_batch_rows} × accumulation {sizes.accumulation_steps}"
 
 
 def _defaults(trainer: FinetuneTrainer) -> str:
@@ -194,27 +190,6 @@ def _defaults(trainer: FinetuneTrainer) -> str:
     if takes_default_epochs(trainer):
         return f"the defaults are {trainer.epochs} epochs of {DEFAULT_ROWS} rows an update; Ludwig's are 100 and 1"
     return f"the default is {DEFAULT_ROWS} rows an update; Ludwig's is 1"
-
-
-def _learning_rate(config: Config, trainer: FinetuneTrainer, num_processes: int) -> Iterator[tuple[KeyPath, Any, str]]:
-    rate, reason = trainer.learning_rate, ""
-    if rate == "auto":
-        rate, reason = _automatic_rate(config)
-    factor = {"constant": 1.0, "sqrt": math.sqrt(num_processes), "linear": float(num_processes)}
-    scale = factor[trainer.learning_rate_scaling]
-    if scale != 1:
-        rule = f"scaled for {num_processes} processes ({trainer.learning_rate_scaling})"
-        if rate * scale > 1:
-            raise ConfigError(
-                what=f"trainer.learning_rate {rate:g} {rule} is {rate * scale:g}",
-                where="trainer.learning_rate",
-                expected="a number from 0 to 1",
-                fix="set trainer.learning_rate_scaling: constant",
-            )
-        yield ("trainer", "learning_rate"), rate * scale, f"{reason}; {rule}" if reason else rule
-        yield ("trainer", "learning_rate_scaling"), "constant", "the learning rate is scaled already"
-    elif reason:
-        yield ("trainer", "learning_rate"), rate, reason
 
 
 def _beta2_scaling(trainer: FinetuneTrainer) -> tuple[bool, str]:
