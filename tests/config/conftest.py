@@ -12,7 +12,7 @@ from tests.golden import Golden
 
 from brim.config import Choice, DeviceFacts, load_config, resolve
 from brim.config.text import flow
-from brim.errors import ConfigError
+from brim.errors import BrimError, ConfigError
 
 CPU = DeviceFacts(kind="cpu", bf16=False)
 
@@ -74,14 +74,16 @@ def problems() -> Callable[..., list[str]]:
 
 
 @pytest.fixture
-def refusals(problems: Callable[..., list[str]], golden: Golden) -> Callable[..., None]:
-    """refusals("name.txt", build, cases): what tests/golden/config holds of build(**keys) for each case's keys.
+def refusals(golden: Golden) -> Callable[..., None]:
+    """refusals("name.txt", do, cases): what tests/golden/config holds of do(case): the messages below each case."""
 
-    Each case is refused, and stands there in a line above its messages.
-    """
-
-    def compare(name: str, build: Callable[..., Any], cases: Iterable[dict[str, Any]]) -> None:
-        told = [(flow(keys), "\n".join(problems(build(**keys)))) for keys in cases]
-        golden(f"config/{name}", "\n".join(f"{keys}\n{textwrap.indent(text, '    ')}" for keys, text in told))
+    def compare(name: str, do: Callable[[Any], object], cases: Iterable[Any]) -> None:
+        lines = []
+        for case in cases:
+            with pytest.raises((BrimError, ValueError)) as caught:
+                do(case)
+            told = "\n".join(map(str, getattr(caught.value, "problems", [caught.value])))
+            lines += [flow(case), textwrap.indent(told, "    ")]
+        golden(f"config/{name}", "\n".join(lines))
 
     return compare

@@ -33,8 +33,8 @@ REFUSED_PROMPTS = [
 
 
 def test_prompts_that_are_refused(minimal, refusals):
-    question = [{"name": "question", "type": "text"}]
-    refusals("prompts.txt", lambda **prompt: minimal(input_features=question, prompt=prompt), REFUSED_PROMPTS)
+    asked = minimal(input_features=[{"name": "question", "type": "text"}])
+    refusals("prompts.txt", lambda prompt: load_config({**asked, "prompt": prompt}), REFUSED_PROMPTS)
 
 
 def test_prompts_that_are_accepted_and_a_type_without_a_number_asks_for_one_example(minimal):
@@ -154,7 +154,7 @@ REFUSED_CATEGORIES = [
 
 
 def test_categories_that_are_refused(category, minimal, refusals):
-    refusals("categories.txt", category, REFUSED_CATEGORIES)
+    refusals("categories.txt", lambda keys: load_config(category(**keys)), REFUSED_CATEGORIES)
     text = {"name": "answer", "type": "text"}
     with refused(f"{FALLBACK}: … no effect on a text … set output_features.0.type: category"):
         load_config(minimal(output_features=[{**text, "preprocessing": {"fallback_label": "x"}}]))

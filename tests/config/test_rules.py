@@ -54,11 +54,10 @@ IN_THE_SCHEDULE = [
 
 
 def test_contradictions(minimal, finetune, refusals):
-    refusals("contradictions.txt", minimal, CONTRADICTIONS)
-    refusals("contradictions_in_the_trainer.txt", finetune, IN_THE_TRAINER)
-    refusals(
-        "contradictions_in_the_schedule.txt", lambda **keys: finetune(learning_rate_scheduler=keys), IN_THE_SCHEDULE
-    )
+    refusals("contradictions.txt", lambda keys: load_config(minimal(**keys)), CONTRADICTIONS)
+    refusals("contradictions_in_the_trainer.txt", lambda keys: load_config(finetune(**keys)), IN_THE_TRAINER)
+    schedules = [{"learning_rate_scheduler": keys} for keys in IN_THE_SCHEDULE]
+    refusals("contradictions_in_the_schedule.txt", lambda keys: load_config(finetune(**keys)), schedules)
 
 
 NO_CONTRADICTIONS = [
@@ -107,30 +106,20 @@ def test_a_faulty_value_is_not_reported_twice(finetune):
 
 # Memory
 
-BUDGET = "expected: auto, a size with its unit such as 14 GiB, or a share of the device above 0 and up to 1 such as 0.9"
-NO_BUDGETS = [  # the value, as it is shown, and the fix
-    (14, "14", "write the unit: 14 GiB or 14 MiB, or 0.14 for the share"),
-    ("14", "'14'", "write the unit: 14 GiB or 14 MiB, or 0.14 for the share"),
-    (1.5, "1.5", "write the unit: 1.5 GiB or 1.5 MiB"), (15_000_000_000, "15000000000", "write the unit: 15000000000 B"),
-    ("90%", "'90%'", "write 0.9"), ("0.9", "'0.9'", "write 0.9 without quotes"), (-1, "-1", ""), ("-2 GiB", "'-2 GiB'", ""),
-    (0, "0", "leave it out"), ("0 GiB", "'0 GiB'", "leave it out"), (10**30, str(10**30), ""),
-    ("9" * 400 + " GiB", "'" + "9" * 59 + "…'", ""), ("2000000 TiB", "'2000000 TiB'", "no device has so much memory"),
-    ("auot", "'auot'", "did you mean auto?"), ("much", "'much'", ""), (True, "true", ""), (None, "null", ""),
-    ([], "an empty list", ""),
+NO_BUDGETS = [
+    14, "14", 1.5, 15_000_000_000, "90%", "0.9", -1, "-2 GiB", 0, "0 GiB", 10**30, "9" * 400 + " GiB",
+    "2000000 TiB", "auot", "much", True, None, [],
 ]  # fmt: skip
 
 
-def test_a_budget_and_a_margin_of_memory(minimal, problems):
+def test_a_budget_and_a_margin_of_memory(minimal, refusals):
     for key, values in {
         "budget": ["auto", "14 GiB", "14GiB", "500 MiB", 0.9, 1, 1.0, "1 B"],
         "margin": ["auto", "1.5 GiB", "0 B", 0, 0.05],
     }.items():
         for value in values:
             assert getattr(load_config(minimal(memory={key: value})).config.memory, key) == value
-    for value, shown, fix in NO_BUDGETS:
-        (text,) = problems(minimal(memory={"budget": value}))
-        assert text.startswith(f"memory.budget: memory.budget is {shown}\n  {BUDGET}")
-        assert f"\n  fix: {fix}" in text if fix else "fix:" not in text, text
+    refusals("budgets.txt", lambda value: load_config(minimal(memory={"budget": value})), NO_BUDGETS)
     with refused("memory.margin: … is 1 … below 1 such as 0.05 … nothing would be left; set 0.05"):
         load_config(minimal(memory={"margin": 1}))
 
@@ -138,16 +127,11 @@ def test_a_budget_and_a_margin_of_memory(minimal, problems):
 # Quantization
 
 
-def test_ludwigs_defaults_but_for_the_compute_dtype_and_keys_of_other_bits_are_noted(minimal):
+def test_keys_of_other_bits_are_noted(minimal):
     def noted(**keys):
         notes = load_config(minimal(quantization=keys)).notes
         return [note.split(":")[0].removeprefix("quantization.") for note in notes if "no effect with bits" in note]
 
-    assert load_config(minimal()).config.quantization is None
-    assert load_config(minimal(quantization={})).config.quantization.model_dump() == {
-        "backend": "bitsandbytes", "bits": 4, "llm_int8_threshold": 6.0, "llm_int8_has_fp16_weight": False,
-        "bnb_4bit_compute_dtype": "auto", "bnb_4bit_use_double_quant": True, "bnb_4bit_quant_type": "nf4",
-    }  # fmt: skip
     assert noted(bits=4, llm_int8_threshold=5.0) == ["llm_int8_threshold"]
     others = noted(bits=8, bnb_4bit_quant_type="fp4", bnb_4bit_compute_dtype="float16")
     assert others == ["bnb_4bit_compute_dtype", "bnb_4bit_quant_type"]

@@ -283,7 +283,7 @@ OF_BRIMS_OWN_KEYS = [  # a key of brim's with another tool's value
 
 
 def test_values_are_written_in_brims_form(minimal, refusals):
-    refusals("other_tools.txt", minimal, FIXES + OF_BRIMS_OWN_KEYS)
+    refusals("other_tools.txt", lambda keys: load_config(minimal(**keys)), FIXES + OF_BRIMS_OWN_KEYS)
 
 
 IDLE_KEYS = {
