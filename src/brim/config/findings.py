@@ -7,7 +7,7 @@ belongs.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -28,33 +28,19 @@ _MINIMAL: dict[str, Any] = {"base_model": "model"}
 def unknown_key(path: KeyPath, sections: tuple[type[Section], ...], data: dict[str, Any]) -> Finding:
     """Describe a key that its section does not have."""
     section, value = sections[0], value_at(data, path)
+    finding = Finding(paths=(path,), what=f"unknown key {shortened(dotted(path))}", kind="unknown")
     other_type = _type_that_has_it(path, section)
     if other_type:
         parent = dotted(path[:-1])
-        return Finding(
-            paths=(path,),
-            what=f"{dotted(path)} has no place with {parent}.type: {_given_type(path, data, section)}",
-            fix=f"remove it, or set {parent}.type: {other_type}",
-            kind="unknown",
-        )
-    what = f"unknown key {shortened(dotted(path))}"
+        what = f"{dotted(path)} has no place with {parent}.type: {_given_type(path, data, section)}"
+        return replace(finding, what=what, fix=f"remove it, or set {parent}.type: {other_type}")
     helped = _foreign_help(path, data) or _elsewhere(path, data)
     if helped is not None:
-        return Finding(
-            paths=(path,), what=what, fix=helped.words, instead=helped.lines, kind="unknown", is_idle=helped.is_idle
-        )
+        return replace(finding, fix=helped.words, instead=helped.lines, is_idle=helped.is_idle)
     meant = misspelt_key(str(path[-1]), value, section)
     if meant is not None:
-        return Finding(
-            paths=(path,), what=what, fix=f"did you mean {dotted((*path[:-1], meant))}?", kind="unknown", meant=meant
-        )
-    return Finding(
-        paths=(path,),
-        what=what,
-        expected="one of " + ", ".join(section.model_fields),
-        fix="remove it",
-        kind="unknown",
-    )
+        return replace(finding, fix=f"did you mean {dotted((*path[:-1], meant))}?", meant=meant)
+    return replace(finding, expected="one of " + ", ".join(section.model_fields), fix="remove it")
 
 
 def misspelt_key(name: str, value: Any, section: type[Section]) -> str | None:

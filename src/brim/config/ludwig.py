@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.config.findings import Finding
-from brim.config.text import KeyPath, dotted, value_at
+from brim.config.text import KeyPath, dotted, flow, value_at
 
 
 def take_unsupported(data: dict[str, Any]) -> list[Finding]:
@@ -39,7 +39,17 @@ def take_unsupported(data: dict[str, Any]) -> list[Finding]:
             value = value_at(data, path)
             name = value.get("type") if isinstance(value, dict) and value_entry.is_type else value
             if isinstance(name, (str, bool, type(None))) and name in value_entry.values:
-                findings.append(_value_finding(path, name, value_entry, is_mapping=isinstance(value, dict)))
+                key = (*path, "type") if isinstance(value, dict) else path
+                shown = name if isinstance(name, str) else flow(name)
+                findings.append(
+                    Finding(
+                        paths=(key,),
+                        what=f"{dotted(key)}: {shown} is not supported yet",
+                        expected=value_entry.expected,
+                        fix=value_entry.instead,
+                        kind="value",
+                    )
+                )
                 value_at(data, path[:-1]).pop(path[-1])
     return findings
 
@@ -115,15 +125,3 @@ def _is_off(value: Any, entry: UnsupportedKey) -> bool:
     if isinstance(value, dict) and entry.off_when_empty:
         return all(item in (None, 0, {}) for item in value.values())
     return value is None or any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in entry.off)
-
-
-def _value_finding(path: KeyPath, name: Any, entry: UnsupportedValue, *, is_mapping: bool) -> Finding:
-    key = (*path, "type") if is_mapping else path
-    shown = {True: "true", False: "false", None: "null"}.get(name, name)
-    return Finding(
-        paths=(key,),
-        what=f"{dotted(key)}: {shown} is not supported yet",
-        expected=entry.expected,
-        fix=entry.instead,
-        kind="value",
-    )

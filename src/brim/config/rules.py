@@ -179,16 +179,13 @@ def _features_differ(config: Config) -> Iterator[Finding]:
         seen.add(source.name)
 
 
-def _random_weights_train_whole(config: Config) -> Iterator[Finding]:
+def _adapter_can_be_trained(config: Config) -> Iterator[Finding]:
     if config.initialize == "random" and config.adapter is not None:
         yield Finding(
             paths=(("initialize",), ("adapter",)),
             what="an adapter on random weights (initialize: random) would be saved without those weights",
             fix="train all weights (adapter: null), or start from pretrained ones",
         )
-
-
-def _target_modules_can_be_matched(config: Config) -> Iterator[Finding]:
     targets = None if config.adapter is None else config.adapter.target_modules
     fault = pattern_fault(targets) if isinstance(targets, str) else None
     if fault is not None:
@@ -200,12 +197,9 @@ def _target_modules_can_be_matched(config: Config) -> Iterator[Finding]:
         )
 
 
-def _one_way_to_sample(config: Config) -> Iterator[Finding]:
+def _rows_can_be_chosen(config: Config) -> Iterator[Finding]:
     if config.preprocessing.sample_size is not None and config.preprocessing.sample_ratio < 1:
         yield Finding.of_both(("preprocessing", "sample_size"), ("preprocessing", "sample_ratio"))
-
-
-def _shares_sum_to_one(config: Config) -> Iterator[Finding]:
     split = config.preprocessing.split
     if isinstance(split, FixedSplit):
         return
@@ -256,21 +250,15 @@ def _maximum_needs_a_choice(trainer: FinetuneTrainer) -> Iterator[Finding]:
         )
 
 
-def _one_way_to_checkpoint(config: Config) -> Iterator[Finding]:
+def _evaluations_are_possible(config: Config) -> Iterator[Finding]:
     if config.trainer.steps_per_checkpoint and config.trainer.checkpoints_per_epoch:
         yield Finding.of_both(("trainer", "steps_per_checkpoint"), ("trainer", "checkpoints_per_epoch"))
-
-
-def _patience_is_not_zero(config: Config) -> Iterator[Finding]:
     if config.trainer.early_stop == 0:
         yield Finding(
             paths=(("trainer", "early_stop"),),
             what="trainer.early_stop is 0",
             expected="-1 (off), or a whole number of at least 1",
         )
-
-
-def _validation_field_exists(config: Config) -> Iterator[Finding]:
     given, name = config.trainer.validation_field, config.answer_name
     if given is not None and given not in (name, "combined"):
         yield Finding(
@@ -356,13 +344,9 @@ _RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     _chat_stands_alone,
     _features_differ,
     category_rules,
-    _random_weights_train_whole,
-    _target_modules_can_be_matched,
-    _one_way_to_sample,
-    _shares_sum_to_one,
-    _one_way_to_checkpoint,
-    _patience_is_not_zero,
-    _validation_field_exists,
+    _adapter_can_be_trained,
+    _rows_can_be_chosen,
+    _evaluations_are_possible,
     _generation_fits,
     biases_in_16_bits,
     quantised_base,

@@ -30,6 +30,9 @@ LearningRateValue: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 EarlyStop: TypeAlias = Annotated[int, Field(ge=-1)]
 
 
+Metric: TypeAlias = Literal["loss", "perplexity", "token_accuracy", "sequence_accuracy"]
+
+
 RowsAtOnce: TypeAlias = PositiveInt | Literal["auto"] | None
 
 
@@ -154,9 +157,7 @@ class NoTrainer(Section):
     steps_per_checkpoint: NonNegativeInt = key(0, _NO_EFFECT)
     checkpoints_per_epoch: NonNegativeInt = key(0, _NO_EFFECT)
     validation_field: Text | None = key(None, _NO_EFFECT)
-    validation_metric: Literal["loss", "perplexity", "token_accuracy", "sequence_accuracy"] | None = key(
-        None, _NO_EFFECT
-    )
+    validation_metric: Metric | None = key(None, _NO_EFFECT)
     chunked_loss: bool | Literal["auto"] = key("auto", _CHUNKED_LOSS, brim=True)
     skip_all_evaluation: bool = key(False, "Do not evaluate on the splits.")
     evaluate_training_set: bool = key(False, "Evaluate on the training split, too.")
@@ -355,9 +356,7 @@ class FinetuneTrainer(Section):
     validation_field: Text | None = key(
         None, "The feature that decides which checkpoint is best: the output feature's name or `combined`."
     )
-    validation_metric: Literal["loss", "perplexity", "token_accuracy", "sequence_accuracy"] | None = key(
-        None, "The metric that decides which checkpoint is best. null: `loss`."
-    )
+    validation_metric: Metric | None = key(None, "The metric that decides which checkpoint is best. null: `loss`.")
     enable_gradient_checkpointing: bool | Literal["auto"] = key("auto", _CHECKPOINTING)
     chunked_loss: bool | Literal["auto"] = key("auto", _CHUNKED_LOSS, brim=True)
     dropout_by_row: bool = key(False, _DROPOUT_BY_ROW, brim=True)
