@@ -14,6 +14,7 @@ from brim.config import Choice, DeviceFacts, load_config, resolve
 from brim.config.text import flow
 from brim.errors import BrimError, ConfigError
 
+_LONGEST = 200  # characters of a case, in a golden file
 CPU = DeviceFacts(kind="cpu", bf16=False)
 
 
@@ -83,7 +84,7 @@ def refusals(golden: Golden) -> Callable[..., None]:
             with pytest.raises((BrimError, ValueError)) as caught:
                 do(case)
             told = "\n".join(map(str, getattr(caught.value, "problems", [caught.value])))
-            lines += [flow(case), textwrap.indent(told, "    ")]
+            lines += [flow(case)[:_LONGEST], textwrap.indent(told, "    ")]
         golden(f"config/{name}", "\n".join(lines))
 
     return compare
