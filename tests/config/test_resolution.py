@@ -38,8 +38,11 @@ def test_the_sizes_of_a_batch(finetune):
         "adapter.alpha": (16, "twice adapter.r"),
         "generation.max_new_tokens": (256, "no length is set"),
     }
+    of_two_processes = load_config(
+        finetune(batch_size=2, gradient_accumulation_steps=8, effective_batch_size=32)
+    ).config
     with refused("trainer.effective_batch_size: … 32 is not batch_size 2 × gradient_accumulation_steps 8 = 16"):
-        choices_of(finetune(batch_size=2, gradient_accumulation_steps=8, effective_batch_size=32))
+        resolve(of_two_processes, CPU)
 
 
 _BOTH = "the defaults are 3 epochs of 16 rows an update; Ludwig's are 100 and 1"

@@ -53,8 +53,7 @@ def _notes(config: Config) -> Iterator[tuple[KeyPath, str]]:
             )
     if config.prompt.template is not None and not prompt_columns(config):
         yield TEMPLATE, "prompt.template names no column, so every row gets the same prompt"
-    if config.chat is None:
-        yield from _inputs(config)
+    yield from _inputs(config)
     yield from _epochs(trainer)
     if isinstance(trainer, FinetuneTrainer):
         yield from _batch_that_stays(trainer)
