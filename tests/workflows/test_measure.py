@@ -21,9 +21,9 @@ from brim.workflows.measure.messages import Report, Request, as_json, of_json, r
 from brim.workflows.measure.record import ResidentMeter
 from brim.workflows.measure.run import (
     Depths,
-    _leak,
     depths,
     extrapolated,
+    leak_of,
     measure,
     measured_alone,
     num_layers,
@@ -301,8 +301,7 @@ def test_steps_that_keep_tensors_are_a_leak_and_others_are_not(asked, monkeypatc
         return loss_of(model, batch, **others)
 
     def leak():
-        bench = ran(asked(num_steps=6), ResidentMeter())
-        return _leak([Report(device="cpu", kind="cpu", baseline_bytes=0, peaks=tuple(bench.peaks), notes=())])
+        return leak_of(ran(asked(num_steps=6), ResidentMeter()).peaks, "cpu")
 
     assert leak() is None
     monkeypatch.setattr(gradient, "next_token_loss", leaking)

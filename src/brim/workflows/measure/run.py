@@ -167,14 +167,34 @@ def measure(
         phases=tuple(phases),
         device=None,
     )
+    parts = _parts(request)
     found = None if layers is None else depths(folder.config, layers)
-    if found is not None:
-        return _by_depth(request, found)
-    reports = [measured_alone(part) for part in _parts(request)]
-    whole = num_layers(folder.config) or 0
-    note = f"the whole model was run: it has {whole or 'an unknown number of'} layers"
-    notes = [] if layers is None else [note]
-    return _measured(request, reports, layers_run=(whole,), num_layers=whole, notes=notes)
+    layers_run: tuple[int, ...]
+    if found is None:
+        whole = num_layers(folder.config) or 0
+        layers_run, note = (whole,), f"the whole model was run: it has {whole or 'an unknown number of'} layers"
+        reports = [measured_alone(part) for part in parts]
+    else:
+        whole, layers_run = found.whole, (found.fewer, found.more)
+        note = f"extrapolated from {found.fewer} and {found.more} layers of random weights to {whole}"
+        reports = [_of_two_depths(part, found) for part in parts]
+    # Each process loads the model, which is reported once.
+    peaks = [
+        each for part, report in zip(parts, reports, strict=True) for each in report.peaks if each.phase in part.phases
+    ]
+    notes = [*([] if layers is None else [note]), *(each for report in reports for each in report.notes)]
+    return Measured(
+        device=reports[0].device,
+        kind=reports[0].kind,
+        batch_size=batch_size,
+        sequence_length=sequence_length,
+        num_layers=whole,
+        layers_run=layers_run,
+        baseline_bytes=reports[0].baseline_bytes,
+        peaks=tuple(peaks),
+        leak=leak_of(peaks, reports[0].kind),
+        notes=tuple(dict.fromkeys(notes)),
+    )
 
 
 def measured_alone(request: Request, environment: Mapping[str, str] = RETURNED_AT_ONCE) -> Report:
@@ -195,61 +215,23 @@ def _parts(request: Request) -> list[Request]:
     return [replace(request, phases=training), replace(request, phases=others)]
 
 
-def _by_depth(request: Request, found: Depths) -> Measured:
+def _of_two_depths(part: Request, found: Depths) -> Report:
     """Measure two depths, and extrapolate their peaks along a line."""
-    config = request.folder.config
-    by_depth = []
-    for count in (found.fewer, found.more):
-        cut = replace(request, folder=replace(request.folder, config=with_layers(config, count), has_weights=False))
-        by_depth.append([measured_alone(part) for part in _parts(cut)])
-    fewer, more = ([peak for report in reports for peak in report.peaks] for reports in by_depth)
-    reports = [replace(report, peaks=()) for report in by_depth[1]]
-    peaks = [extrapolated(one, two, found) for one, two in zip(fewer, more, strict=True)]
-    reports[0] = replace(reports[0], peaks=tuple(peaks))
-    note = f"extrapolated from {found.fewer} and {found.more} layers of random weights to {found.whole}"
-    return _measured(request, reports, layers_run=(found.fewer, found.more), num_layers=found.whole, notes=[note])
-
-
-def _measured(
-    request: Request,
-    reports: Sequence[Report],
-    *,
-    layers_run: tuple[int, ...],
-    num_layers: int,
-    notes: Sequence[str],
-) -> Measured:
-    first = reports[0]
-    told = [*notes, *(note for report in reports for note in report.notes)]
-    return Measured(
-        device=first.device,
-        kind=first.kind,
-        batch_size=request.batch_size,
-        sequence_length=request.sequence_length,
-        num_layers=num_layers,
-        layers_run=layers_run,
-        baseline_bytes=first.baseline_bytes,
-        peaks=tuple(_once([peak for report in reports for peak in report.peaks], request.phases)),
-        leak=_leak(reports),
-        notes=tuple(dict.fromkeys(told)),
+    fewer, more = (
+        measured_alone(
+            replace(part, folder=replace(part.folder, config=with_layers(part.folder.config, count), has_weights=False))
+        )
+        for count in (found.fewer, found.more)
     )
+    peaks = (extrapolated(one, two, found) for one, two in zip(fewer.peaks, more.peaks, strict=True))
+    return replace(more, peaks=tuple(peaks))
 
 
-def _once(peaks: Sequence[PhasePeak], phases: Sequence[Phase]) -> Iterator[PhasePeak]:
-    """Yield the peaks that were asked for; each process loads the model, which is reported once."""
-    loads = 0
-    for peak in peaks:
-        loads += peak.phase == "load"
-        if peak.phase in phases and (peak.phase != "load" or loads == 1):
-            yield peak
-
-
-def _leak(reports: Sequence[Report]) -> Leak | None:
-    for report in reports:
-        end_bytes = tuple(peak.end_bytes for peak in report.peaks if peak.phase == "train")
-        rise = rise_per_step(end_bytes, tolerance_bytes=_TOLERANCE_BYTES[report.kind])
-        if rise is not None:
-            return Leak(bytes_per_step=rise, end_bytes=end_bytes)
-    return None
+def leak_of(peaks: Sequence[PhasePeak], kind: str) -> Leak | None:
+    """Return the leak that the ends of the steps show, if they show one. kind: of the device."""
+    end_bytes = tuple(peak.end_bytes for peak in peaks if peak.phase == "train")
+    rise = rise_per_step(end_bytes, tolerance_bytes=_TOLERANCE_BYTES[kind])
+    return None if rise is None else Leak(bytes_per_step=rise, end_bytes=end_bytes)
 
 
 def _micro_batches(config: Config, rows: int) -> int:
