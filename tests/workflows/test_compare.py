@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -382,22 +383,6 @@ def test_all_that_is_wrong_is_told_at_once(write, tmp_path):
 ORDER = TrainOrder(config="é.yaml", overrides=("a=1", "b='x y'"), output_directory="out", resume=True)
 
 
-class Heard:
-    """An observer that keeps what it hears."""
-
-    def __init__(self):
-        self.calls = []
-
-    def start(self, **counts):
-        self.calls.append(("start", counts))
-
-    def write(self, record):
-        self.calls.append(("write", record))
-
-    def close(self):
-        self.calls.append(("close",))
-
-
 def test_what_its_process_tells_is_passed_on(monkeypatch):
     def run_child(function, order, *, on_message, stop, when_alone):
         assert TrainOrder(**{**order, "overrides": tuple(order["overrides"])}) == ORDER
@@ -413,9 +398,9 @@ def test_what_its_process_tells_is_passed_on(monkeypatch):
 
     monkeypatch.setattr(compare_process, "run_child", run_child)
     for is_killed in (False, True):
-        heard, said = Heard(), []
+        heard, said = Mock(), []
         ended = run_in_process(ORDER, observer=heard, say=said.append, stop=Stop())
         assert ended.code == (-9 if is_killed else 0)
         assert [(str(line), line.kind, line.topic) for line in said] == [("hello", "warning", "rows")]
-        counts = {"first_step": 1, "total_steps": None, "total_samples": 9}
-        assert heard.calls == [("start", counts), ("write", {"step": 2, "loss": 0.5}), ("close",)]
+        started = call.start(first_step=1, total_steps=None, total_samples=9)
+        assert heard.mock_calls == [started, call.write({"step": 2, "loss": 0.5}), call.close()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -163,11 +163,6 @@ def _run_of_json(told: Mapping[str, Any]) -> ComparedRun:
         rows=told["rows"],
         error=told["error"],
     )
-
-
-def in_order(runs: Sequence[ComparedRun], more: ComparedRun) -> tuple[ComparedRun, ...]:
-    """Return the runs with one more, which replaces an earlier attempt at it."""
-    return (*(run for run in runs if (run.name, run.seed) != (more.name, more.seed)), more)
 
 
 def run_in_process(order: TrainOrder, *, observer: Observer, say: Callable[[str], None], stop: Stop) -> Ended:

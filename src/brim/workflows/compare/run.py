@@ -25,7 +25,7 @@ from brim.notes import Note, Say
 from brim.report import curves_plot, listening, save_picture, show
 from brim.storage import make_folder, write_text, writing
 from brim.train import Observer, Observers, RunFigures, RunFolder
-from brim.workflows.compare.results import FILE, ComparedRun, CompareResult, in_order, read_runs, run_in_process
+from brim.workflows.compare.results import FILE, ComparedRun, CompareResult, read_runs, run_in_process
 from brim.workflows.runs import Ended, Stop, TrainOrder, stopping
 
 _DEFAULT_OUTPUT = Path("results")
@@ -165,9 +165,10 @@ def _run_all(
                 raise _interrupted(result, len(orders))
             say(Note(f"run {number:,} of {len(orders):,}: {entrant.name}, seed {seed}", kind="begin"))
             is_new = all(run.name != entrant.name for run in result.runs)
-            run = _one(result, entrant, seed, observer, say if is_new else _say_nothing, stop)
+            # What a configuration's first run said, its other runs would repeat.
+            run = _one(result, entrant, seed, observer, say if is_new else lambda line: None, stop)
             if run is not None:
-                result = replace(result, runs=in_order(result.runs, run))
+                result = replace(result, runs=(*result.runs, run))
                 _write(result)
             if run is None or stop.num_asked:
                 raise _interrupted(result, len(orders))
@@ -237,10 +238,6 @@ def _told(entrant: Entrant, seed: int, ended: Ended, run: RunFolder) -> Compared
 
 def _failed(entrant: Entrant, seed: int, error: str) -> ComparedRun:
     return ComparedRun(name=entrant.name, seed=seed, outcome="failed", figures=None, rows={}, error=error)
-
-
-def _say_nothing(line: str) -> None:
-    """Drop the line: what a configuration's first run said, its other runs would repeat."""
 
 
 def _interrupted(result: CompareResult, num_runs: int) -> KeyboardInterrupt:
