@@ -23,14 +23,14 @@ from tests.gallery import usual
 
 import brim
 from brim.cli import main
-from brim.errors import InputError, Problem
+from brim.errors import InputError
 from brim.train import RunFolder
 from brim.workflows.runs import Ended, TrainOrder
-from brim.workflows.runs.child import messages, serve
+from brim.workflows.runs.child import _error_of, _heard, messages, serve
 from brim.workflows.verify_resume import segment
 from brim.workflows.verify_resume.comparison import Made, Promise, compared, promise_of, records_of, tensor_difference
 from brim.workflows.verify_resume.run import Reach, Start, Trial, choose_start
-from brim.workflows.verify_resume.segment import Disturbance, choose_disturbance, run_segment
+from brim.workflows.verify_resume.segment import choose_disturbance, run_segment
 
 # 16 steps of 8 rows.
 RUN = Reach(total_steps=16, total_samples=128, largest_size=8, logged_steps=16)
@@ -280,16 +280,10 @@ def forked(monkeypatch):
             finally:
                 os._exit(code)
         os.close(writing)
-        told = {}
         with os.fdopen(reading) as lines:
-            for message in map(json.loads, lines):
-                if message.keys() & {"done", "failed"}:
-                    told = message
-                else:
-                    on_message(message)
+            told = _heard(SimpleNamespace(stdout=lines), on_message)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        failed = told.get("failed")
-        error = failed and getattr(brim.errors, failed["error"])(*(Problem(**each) for each in failed["problems"]))
+        error = _error_of(told["failed"]) if "failed" in told else None
         return Ended(code=code, is_done="done" in told, result=told.get("done"), error=error)
 
     monkeypatch.setattr(segment, "run_child", start)
@@ -400,7 +394,7 @@ def test_a_real_process_hands_its_error_on(tmp_path):
     (tmp_path / "config.yaml").write_text("base_modle: x\n")
     order = TrainOrder(config=str(tmp_path / "config.yaml"), overrides=(), output_directory="", resume=True)
     with pytest.raises(brim.ConfigError, match=r"config.yaml:1: .*unknown key base_modle\n.*did you mean base_model\?"):
-        run_segment(order, Disturbance(stop_after=1), tmp_path / "log.txt")
+        run_segment(order, tmp_path / "log.txt", stop_after=1)
 
 
 @pytest.mark.run

@@ -39,7 +39,7 @@ from brim.workflows.verify_resume.comparison import (
     records_of,
     step_sizes,
 )
-from brim.workflows.verify_resume.segment import Disturbance, Segment, choose_disturbance, relocated, run_segment
+from brim.workflows.verify_resume.segment import Segment, choose_disturbance, relocated, run_segment
 
 
 def verify_resume(
@@ -222,9 +222,9 @@ class Trial:
         self._num_segments += 1
         run = self._work / name
         order = replace(self._order, output_directory=str(run))
-        until = Disturbance(stop_after=stop_after, kill_in=kill_in)
+        log = self._work / f"process-{self._num_segments}.txt"
         try:
-            return run_segment(order, until, self._work / f"process-{self._num_segments}.txt")
+            return run_segment(order, log, stop_after=stop_after, kill_in=kill_in)
         except InputError as error:
             raise relocated(error, run, self._folder.path) from error
 

@@ -28,14 +28,6 @@ from brim.workflows.training import train_configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disturbance:
-    """Say where a segment ends."""
-
-    stop_after: int  # the step after which it sends itself Ctrl-C
-    kill_in: int | None = None  # the step in the middle of which it kills itself
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """Hold what a process reported until it ended."""
 
@@ -44,10 +36,11 @@ class Segment:
     killed_where: str  # in that step; empty where it was not killed
 
 
-def run_segment(order: TrainOrder, until: Disturbance, log: Path) -> Segment:
+def run_segment(order: TrainOrder, log: Path, *, stop_after: int, kill_in: int | None = None) -> Segment:
     """Train in a new process. Raises what that raised, or BrimError where it crashed.
 
-    log: a file for what the process prints.
+    log: a file for what the process prints. stop_after: the step after which it sends itself Ctrl-C. kill_in: the step
+    in the middle of which it kills itself.
     """
     tokens: list[tuple[int, str]] = []
     killed: dict[str, Any] = {}
@@ -58,7 +51,8 @@ def run_segment(order: TrainOrder, until: Disturbance, log: Path) -> Segment:
         else:
             tokens.append((message["step"], message["sha256"]))
 
-    ended = run_child(train, {"order": asdict(order), "until": asdict(until)}, on_message=hear, log=log)
+    told = {"order": asdict(order), "stop_after": stop_after, "kill_in": kill_in}
+    ended = run_child(train, told, on_message=hear, log=log)
     if not (ended.code == -signal.SIGKILL and killed):
         killed = {}
         ended.require("a process that trains", fix=_FIX, log=log)
@@ -70,7 +64,7 @@ _FIX = "free memory, if it ran out of it; --keep leaves all that it printed"
 
 def train(told: Mapping[str, Any], tell: Tell) -> None:
     """Run a segment, in the child."""
-    watcher = _Watcher(Disturbance(**told["until"]), tell)
+    watcher = _Watcher(told["stop_after"], told["kill_in"], tell)
     try:
         with watcher.hooks():
             train_configuration(TrainOrder(**told["order"]), observer=watcher, say=_log)
@@ -82,8 +76,8 @@ def train(told: Mapping[str, Any], tell: Tell) -> None:
 class _Watcher:
     """Observe the run, and also what goes through the model, from the first step on."""
 
-    def __init__(self, until: Disturbance, tell: Tell) -> None:
-        self._until, self._tell = until, tell
+    def __init__(self, stop_after: int, kill_in: int | None, tell: Tell) -> None:
+        self._stop_after, self._kill_in, self._tell = stop_after, kill_in, tell
         self._step: int | None = None  # the last one that was made; None before the loop begins
         self._digest = hashlib.sha256()
         self._outermost: nn.Module | None = None  # of the pass in which the process is to be killed
@@ -105,14 +99,14 @@ class _Watcher:
         self._step = record["step"]
         self._tell(step=self._step, sha256=self._digest.hexdigest())
         self._digest = hashlib.sha256()
-        if self._step == self._until.stop_after:
+        if self._step == self._stop_after:
             os.kill(os.getpid(), signal.SIGINT)
 
     def close(self) -> None: ...
 
     @property
     def _is_to_be_killed(self) -> bool:
-        return self._step is not None and self._until.kill_in is not None and self._step + 1 >= self._until.kill_in
+        return self._step is not None and self._kill_in is not None and self._step + 1 >= self._kill_in
 
     def _before_module(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self._step is None or not torch.is_grad_enabled():
