@@ -224,13 +224,11 @@ def _phases(axes: Axes, timeline: Timeline) -> None:
 
 
 def _named(marks: Sequence[tuple[int, str]]) -> Sequence[tuple[int, str]]:
-    """Return the marks whose names fit: all, else those where a step or another phase begins, or some of these."""
+    """Return the marks whose names fit: all, else those where another phase begins, or some of these."""
     if len(marks) <= _MOST_NAMES:
         return marks
-    steps = [(point, label.removesuffix(": forward")) for point, label in marks if label.endswith(": forward")]
     changes = [mark for before, mark in pairwise([(-1, ""), *marks]) if mark[1] != before[1]]
-    named = steps or changes
-    return named[:: -(-len(named) // _MOST_NAMES)]
+    return changes[:: -(-len(changes) // _MOST_NAMES)]
 
 
 def _number_spikes(axes: Axes, found: Sequence[Spike]) -> None:
