@@ -11,60 +11,51 @@ GIB = 2**30
 LAYERS = 8
 
 
-class Writer:
-    """Live bytes by category, point by point."""
-
-    def __init__(self):
-        self.live = dict.fromkeys(CATEGORIES, 0)
-        self.points, self.places, self.marks = [], [], []
-
-    def mark(self, label):
-        self.marks.append((len(self.points), label))
-
-    def add(self, category, num_bytes, place):
-        self.live[category] += int(num_bytes)
-        assert self.live[category] >= 0
-        self.points.append(dict(self.live))
-        self.places.append(place)
-
-
-def hand_made_timeline(num_steps=2):
+def hand_made_timeline():
     """13 GiB of weights, 0.25 GiB of activations a layer, 2 GiB of logits, 1 GiB of states from the first step on."""
-    write = Writer()
-    write.mark("load")
+    live, points, places, marks = dict.fromkeys(CATEGORIES, 0), [], [], []
+
+    def add(category, num_bytes, place):
+        live[category] += num_bytes
+        points.append(dict(live))
+        places.append(place)
+
+    def for_a_moment(category, num_bytes, place):
+        add(category, num_bytes, place)
+        add(category, -num_bytes, place)
+
+    def mark(label):
+        marks.append((len(points), label))
+
+    mark("load")
     for layer in range(LAYERS):
-        place = Place(phase="load", layer=layer, module=f"model.layers.{layer}", operator="aten.empty")
-        write.add("weights", 13 * GIB // LAYERS, place)
-    for step in range(1, num_steps + 1):
-        write.mark(f"step {step}: forward")
+        add("weights", 13 * GIB // LAYERS, Place("load", layer, f"model.layers.{layer}", "aten.empty"))
+    for step in (1, 2):
+        mark(f"step {step}: forward")
         for layer in range(LAYERS):
             place = Place("forward", layer, f"model.layers.{layer}.mlp.down_proj", "aten.mm")
             for _ in range(8):
-                write.add("temporary", GIB // 16, place)
-                write.add("activations", GIB // 32, place)
-                write.add("temporary", -(GIB // 16), place)
-        write.mark(f"step {step}: backward")
-        head = Place("backward", None, "lm_head", "aten._log_softmax_backward_data")
-        write.add("logits_and_loss", 2 * GIB, head)
-        write.add("logits_and_loss", -2 * GIB, head)
+                add("temporary", GIB // 16, place)
+                add("activations", GIB // 32, place)
+                add("temporary", -(GIB // 16), place)
+        mark(f"step {step}: backward")
+        for_a_moment("logits_and_loss", 2 * GIB, Place("backward", None, "lm_head", "aten._log_softmax_backward_data"))
         for layer in reversed(range(LAYERS)):
             place = Place("backward", layer, f"model.layers.{layer}.mlp.down_proj", "aten.mm")
             for _ in range(8):
-                write.add("activations", -(GIB // 32), place)
-                write.add("temporary", GIB // 8, place)
-                write.add("gradients", GIB // 128, place)
-                write.add("temporary", -(GIB // 8), place)
-        write.mark(f"step {step}: optimizer")
+                add("activations", -(GIB // 32), place)
+                add("temporary", GIB // 8, place)
+                add("gradients", GIB // 128, place)
+                add("temporary", -(GIB // 8), place)
+        mark(f"step {step}: optimizer")
         update = Place("optimizer", None, "", "aten._foreach_sqrt")
         if step == 1:
-            write.add("optimizer_state", GIB, update)
-        write.add("temporary", GIB // 2, update)
-        write.add("temporary", -(GIB // 2), update)
-        write.add("gradients", -write.live["gradients"], update)
-    live = {name: np.array([point[name] for point in write.points], dtype=np.int64) for name in CATEGORIES}
-    allocated = np.sum(list(live.values()), axis=0)
-    reserved = np.maximum.accumulate(allocated) + GIB // 4
-    return Timeline(live_bytes=live, reserved_bytes=reserved, marks=tuple(write.marks), places=tuple(write.places))
+            add("optimizer_state", GIB, update)
+        for_a_moment("temporary", GIB // 2, update)
+        add("gradients", -live["gradients"], update)
+    by_category = {name: np.array([point[name] for point in points], dtype=np.int64) for name in CATEGORIES}
+    reserved = np.maximum.accumulate(np.sum(list(by_category.values()), axis=0)) + GIB // 4
+    return Timeline(live_bytes=by_category, reserved_bytes=reserved, marks=tuple(marks), places=tuple(places))
 
 
 def hand_made_prediction(**changes):

@@ -12,7 +12,7 @@ from tests.report.hand_made import GIB, hand_made_prediction
 from brim.memory import Timeline
 from brim.memory.events import CATEGORIES, Place
 from brim.report import LOOKS, memory_plot, variants_plot
-from brim.report.memory_figure import Spike, downsampled, phases, spikes
+from brim.report.memory_figure import downsampled, phases
 
 
 @pytest.fixture
@@ -63,55 +63,28 @@ def test_title_numbers_and_spikes_are_written_and_no_words_stand_on_each_other(f
     assert any(text.get_text().startswith("a $x_1$ b: train") for text in figure.texts)
 
 
-def test_spikes_are_the_highest_points_of_the_phases(prediction):
-    found = spikes(prediction.timeline)
-    assert [spike.during for spike in found] == [
-        "load",
-        *(f"step {step}: {phase}" for step in (1, 2) for phase in ("forward", "backward", "optimizer")),
-    ]
-    where = "_log_softmax_backward_data in lm_head"
-    assert found[5] == Spike(point=found[5].point, during="step 2: backward", live_bytes=18 * GIB, where=where)
+def timeline(marks, kinds):
+    live = {name: np.full(len(kinds), GIB, dtype=np.int64) for name in CATEGORIES}
+    places = tuple(Place(phase=kind) for kind in kinds)
+    return Timeline(live_bytes=live, reserved_bytes=live["weights"], marks=tuple(marks), places=places)
 
 
-def test_many_phases_without_steps_are_named_where_they_change(prediction):
+def test_many_phases_are_named_where_they_change(prediction):
     """One mark a token, as generation has them."""
-    places = tuple(Place(phase="prefill" if point < 10 else "decode") for point in range(50))
-    live = {name: np.full(50, GIB, dtype=np.int64) for name in CATEGORIES}
     marks = ((0, "prefill"), *((point, f"token {point}") for point in range(10, 50)))
-    tokens = Timeline(live_bytes=live, reserved_bytes=live["weights"], marks=marks, places=places)
+    tokens = timeline(marks, ["prefill"] * 10 + ["decode"] * 40)
     figure = memory_plot(replace(prediction, phase="generate", timeline=tokens, step_peaks_bytes=()), title="Llama")
     said = [text.get_text() for text in figure.axes[0].texts]
     assert [each for each in said if each in ("prefill", "decode")] == ["prefill", "decode"]
 
 
-def timeline(marks, kinds):
-    num = len(kinds)
-    return Timeline(
-        live_bytes={name: np.zeros(num, dtype=np.int64) for name in CATEGORIES},
-        reserved_bytes=np.zeros(num, dtype=np.int64),
-        marks=tuple(marks),
-        places=tuple(Place(phase=kind) for kind in kinds),
-    )
-
-
-STEP = ["forward"] * 3 + ["backward"] * 4
-TWO_STEPS = timeline(
-    [(0, "load"), (2, "step 1"), (9, "step 1: optimizer"), (11, "step 2"), (18, "step 2: optimizer"), (20, "end")],
-    ["load"] * 2 + STEP + ["optimizer"] * 2 + STEP + ["optimizer"] * 2,
-)
-
-
 def test_phases_are_named_by_what_is_done():
-    assert phases(TWO_STEPS) == [
-        (0, "load"),
-        (2, "step 1: forward"),
-        (5, "step 1: backward"),
-        (9, "step 1: optimizer"),
-        (11, "step 2: forward"),
-        (14, "step 2: backward"),
-        (18, "step 2: optimizer"),
-    ]
-    micro_batches = timeline([(0, "step 1, micro-batch 1"), (7, "step 1, micro-batch 2")], STEP * 2)
+    step = ["forward"] * 3 + ["backward"] * 4
+    one = timeline(
+        [(0, "load"), (2, "step 1"), (9, "step 1: optimizer"), (11, "end")], ["load"] * 2 + step + ["optimizer"] * 2
+    )
+    assert phases(one) == [(0, "load"), (2, "step 1: forward"), (5, "step 1: backward"), (9, "step 1: optimizer")]
+    micro_batches = timeline([(0, "step 1, micro-batch 1"), (7, "step 1, micro-batch 2")], step * 2)
     assert [label for _, label in phases(micro_batches)] == ["step 1: forward", "step 1: backward"] * 2
     generated = timeline([(0, "load"), (1, "batch 1"), (5, "end")], ["load", "prefill", "prefill", "decode", "decode"])
     assert phases(generated) == [(0, "load"), (1, "prefill"), (3, "decode")]
