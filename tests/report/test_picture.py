@@ -13,7 +13,7 @@ from brim.report.picture import FAINT, INK, PAPER, new_figure, page, svg
 
 @pytest.fixture
 def figure():
-    return new_figure(2, 1, paper="#FEFEFD")
+    return new_figure(2, 1)
 
 
 def test_png_and_html_replace_an_earlier_picture(figure, tmp_path):

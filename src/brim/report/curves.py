@@ -52,7 +52,7 @@ _LEGEND_CHARACTERS = 125  # that fit on one line
 def curves_plot(runs: Mapping[str, Runs], *, title: str, subtitle: str) -> Figure:
     """Plot the training losses, and the validation losses if every run has several."""
     shown = {name: found for name, found in runs.items() if found}
-    figure = new_figure(12, 6.2, paper=PAPER)
+    figure = new_figure(12, 6.2)
     figure.text(0.065, 0.965, title, size=14, weight="bold", color=INK, va="top", parse_math=False)
     figure.text(0.065, 0.91, subtitle, size=10, color=INK, va="top", parse_math=False)
     num_lines = _legend(figure, list(shown))
@@ -75,7 +75,7 @@ def history_plot(history: pd.DataFrame, *, title: str) -> Figure:
     """
     is_step = (history["split"] == "train") & history["learning_rate"].notna()
     steps = history[is_step & history["loss"].notna()]
-    figure = new_figure(9, 6, paper=PAPER)
+    figure = new_figure(9, 6)
     figure.text(0.09, 0.965, title, size=14, weight="bold", color=INK, va="top", parse_math=False)
     losses = figure.add_axes((0.09, 0.40, 0.86, 0.42), facecolor=PAPER)
     _draw_losses(losses, steps, history[~is_step & history["loss"].notna()])

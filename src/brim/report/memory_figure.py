@@ -83,7 +83,7 @@ def memory_plot(prediction: MemoryPrediction, *, title: str, measured_bytes: int
 
     measured_bytes: the most that was measured, for a line.
     """
-    figure = new_figure(12, 7.5, paper=PAPER)
+    figure = new_figure(12, 7.5)
     axes = figure.add_axes((0.065, 0.33, 0.735, 0.50), facecolor=PAPER)
     timeline, heading = prediction.timeline, f"{title}: {prediction.shape_in_words()}"
     _areas(axes, timeline)
@@ -109,7 +109,7 @@ def variants_plot(
     variants: Mapping[str, Mapping[Part, int]], *, title: str, subtitle: str, cards: Mapping[str, int]
 ) -> Figure:
     """Draw a bar for each variant: bytes by part. cards: bytes of the devices that are drawn as lines across."""
-    figure = new_figure(12, 7, paper=PAPER)
+    figure = new_figure(12, 7)
     figure.text(0.065, 0.965, title, size=14, weight="bold", color=INK, va="top", parse_math=False)
     figure.text(0.065, 0.92, subtitle, size=10, color=INK, va="top", parse_math=False)
     axes = figure.add_axes((0.065, 0.1, 0.63, 0.76), facecolor=PAPER)

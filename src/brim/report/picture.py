@@ -151,7 +151,7 @@ def _cell(tag: str, text: str, is_number: bool) -> str:
 INK, PAPER, FAINT = "#1A1A1B", "#FEFEFD", "#8A8A8B"  # used for nothing else, so that a page can replace them by its own
 
 
-def new_figure(width_inches: float, height_inches: float, *, paper: str) -> Figure:
+def new_figure(width_inches: float, height_inches: float) -> Figure:
     """Return an empty figure whose texts can be measured. Raises InputError where matplotlib is missing."""
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -165,7 +165,7 @@ def new_figure(width_inches: float, height_inches: float, *, paper: str) -> Figu
             self.savefig(picture, format="png")
             return picture.getvalue()
 
-    figure = Shown(figsize=(width_inches, height_inches), facecolor=paper)
+    figure = Shown(figsize=(width_inches, height_inches), facecolor=PAPER)
     FigureCanvasAgg(figure)
     return figure
 
