@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -114,6 +114,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 stack.callback(module.register_forward_pre_hook(self._entering(name)).remove)
                 stack.callback(module.register_forward_hook(self._leaving(name), always_call=True).remove)
             stack.callback(register_optimizer_step_pre_hook(lambda *given: self._begin("optimizer")).remove)
+            stack.callback(register_optimizer_step_post_hook(lambda *given: self._begin("forward")).remove)
             stack.enter_context(self)
             yield
 
@@ -146,7 +147,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _entering(self, name: str) -> Callable[..., None]:
         def enter(module: nn.Module, inputs: object) -> None:
-            if not name:  # the whole model: a layer alone is computed again, from its checkpoint
+            if not self._forward and torch._C._current_graph_task_id() == -1:  # else a checkpoint computes it again
                 self._begin("forward")
             self._forward.append(name)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 from benchmarks.memory_cases import ARCHITECTURES, Case, architecture_of, grid, small, varying
@@ -95,6 +97,28 @@ def test_no_case_is_started_when_time_is_up_and_one_that_fails_does_not_end_the_
         memory_worker.run_cases(requests, results, memory_worker.torch.device("cpu"), rehearses=False)
         lines = [json.loads(line) for line in results.read_text().splitlines()]
         assert lines == [{"number": number, **told} for number in (0, 1)]
+
+
+@linux
+@pytest.mark.run
+def test_each_operator_of_a_step_is_recorded_with_its_phase_and_module(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_worker, "allocator_record", lambda device: nullcontext([]))
+    case = small(
+        Case(architecture="qwen2-0.5b", method="lora", precision="fp32", rows=2, tokens=64, num_micro_batches=2)
+    )
+    config, cpu = memory_gpu.architecture_of(case, small=True), memory_worker.torch.device("cpu")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    request = memory_gpu._request(case, tmp_path, config, "cpu")
+    bench = memory_worker.load_bench(request, cpu, memory_worker.meter_of(cpu))
+    recorder = memory_worker.Recorder(cpu)
+    recorder._write = None
+    with recorder.watching(bench.llm.model):
+        bench.run()
+    phases = [phase for phase, _ in groupby(place.phase for place in recorder._operators)]
+    assert phases[:10] == ["forward", "backward", "forward", "backward", "optimizer"] * 2
+    for phase in ("forward", "backward"):
+        found = [place for place in recorder._operators if place.phase == phase]
+        assert any(place.layer == 1 and place.module.endswith("layers.1.mlp.up_proj") for place in found), phase
 
 
 def test_a_trace_holds_each_place_once_and_live_bytes_are_those_of_its_stream(tmp_path):
