@@ -137,7 +137,6 @@ def figure(folders: Mapping[str, Path], shape: Shape) -> Figure:
         Request(
             config=load_config(settings).config.model_copy(update={"initialize": "random"}),
             folder=locate(str(folders[shape.model]), config_only=True),
-            trainable=False,
             batch_size=shape.rows,
             sequence_length=shape.prompt_tokens,
             step_lengths=(),

@@ -136,7 +136,6 @@ class Bench:
         request = Request(
             config=config,
             folder=self._folder,
-            trainable=True,
             batch_size=shape.rows,
             sequence_length=shape.tokens,
             step_lengths=((shape.tokens,) * (shape.rows * trainer.get("gradient_accumulation_steps", 1)),),

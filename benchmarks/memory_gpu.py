@@ -169,7 +169,6 @@ def _request(case: Case, base: Path, config: Mapping[str, Any], device: str) -> 
             tokenizer_file=None,
             has_weights=quantised,
         ),
-        trainable=case.does == "train",
         batch_size=case.rows,
         sequence_length=case.tokens,
         step_lengths=case.lengths(),

@@ -34,6 +34,7 @@ from brim.workflows.measure.work import in_order_of_steps, load_bench, random_ro
 CPU = torch.device("cpu")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the resident set's peak is read from /proc")
 TRAINS = {"trainer": {"type": "finetune", "learning_rate": 0.001}}
+NO_TRAINING = {"trainer": {"type": "none"}}
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -107,7 +108,6 @@ def asked(tiny_base):
         request = Request(
             config=load_config({"base_model": str(tiny_base), **given, **(settings or {})}).config,
             folder=locate(str(tiny_base)),
-            trainable=True,
             batch_size=2,
             sequence_length=16,
             step_lengths=((16, 16),),
@@ -267,7 +267,7 @@ def test_micro_batches_and_lengths_are_those_that_were_asked_for_and_each_step_h
 
 @pytest.mark.run
 def test_what_only_runs_is_evaluated_and_generates_all_its_tokens(asked, widths):
-    bench = ran(asked(trainable=False, phases=("evaluate", "generate")), Counting())
+    bench = ran(asked(NO_TRAINING, phases=("evaluate", "generate")), Counting())
     assert [peak.phase for peak in bench.peaks] == ["load", "evaluate", "generate"]
     # Scored; prefill and two decoded, which make three new tokens.
     assert widths[-4:] == [(2, 16), (2, 16), (2, 1), (2, 1)]
@@ -318,5 +318,5 @@ def test_what_does_not_fit_is_no_measurement_of_something_smaller(asked, monkeyp
 
     monkeypatch.setattr(LlamaModel, "forward", scarce)
     with pytest.raises(BrimError, match="the device ran out of memory: ") as caught:
-        ran(asked(trainable=phase == "train", phases=(phase,)), Counting())
+        ran(asked({} if phase == "train" else NO_TRAINING, phases=(phase,)), Counting())
     assert "--batch-size" in caught.value.problems[0].fix

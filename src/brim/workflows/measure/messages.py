@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from brim.config.schema import Config
+from brim.config.schema import Config, FinetuneTrainer
 from brim.memory.events import Phase
 from brim.models.folders import ModelFolder
 
@@ -37,13 +37,17 @@ class Request:
 
     config: Config
     folder: ModelFolder
-    trainable: bool  # loaded to be trained
     batch_size: int  # rows of one micro-batch
     sequence_length: int  # tokens of each row that is evaluated, and of each prompt
     step_lengths: RowLengths
     num_steps: int  # of training: updates
     phases: tuple[Phase, ...]  # after loading
     device: str | None  # None: the local one
+
+    @property
+    def trainable(self) -> bool:
+        """Return whether the model is loaded to be trained."""
+        return isinstance(self.config.trainer, FinetuneTrainer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

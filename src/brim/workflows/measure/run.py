@@ -122,7 +122,7 @@ def _loaded_bytes(timeline: Timeline) -> int:
 PHASES: tuple[Phase, ...] = ("load", "train", "evaluate", "generate")
 
 
-# One rounding of the CUDA allocator; on a CPU what Python and the C library keep, which rose by at most 25 kB a step.
+# One rounding of the CUDA allocator; on a CPU what Python and the C library keep, up to 40 kB a step.
 _TOLERANCE_BYTES: Mapping[str, int] = {"cuda": 512, "cpu": 2**20}
 
 
@@ -159,7 +159,6 @@ def measure(
     request = Request(
         config=config,
         folder=folder,
-        trainable=isinstance(config.trainer, FinetuneTrainer),
         batch_size=batch_size,
         sequence_length=sequence_length,
         step_lengths=((sequence_length,) * (batch_size * _micro_batches(config, batch_size)),),
