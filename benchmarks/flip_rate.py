@@ -91,7 +91,7 @@ def _of_precision(precision: str, rows: Path, *, new_tokens: int) -> list[Figure
 
 def _written(llm: LLM, session: Session, prompts: TokenRows, engine: str, *, rows: int) -> list[Response]:
     room = FixedRoom(rows, prefill_tokens=_PASS_TOKENS)
-    return respond_to(engine_for(llm, session, room=room, kind=engine), prompts)
+    return respond_to(engine_for(llm, session, room=room, on_smaller=print, kind=engine), prompts)
 
 
 def _figure(precision: str, engine: str, found: Sequence[Response], alone: Sequence[Response]) -> Figure:

@@ -160,7 +160,7 @@ def no_trace(
     versions = [weight._version for weight in weights]
     with tempfile.TemporaryFile() as file:
         copies = Copies(cast(BinaryIO, file))
-        put_back = [
+        put_back: list[_PutBack] = [
             *_keep_gradients(weights, copies),
             *_keep_buffers(model, copies),
             *_keep_attributes(model),
