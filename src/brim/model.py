@@ -21,7 +21,7 @@ from brim.session import Session, choice_notes, dataset_of, open_session, say_no
 from brim.storage import write_text
 from brim.train import Observer, Observers, RunFolder
 from brim.workflows import export, prediction, training
-from brim.workflows.runs import RunNotes, TrainResult, with_trained_weights
+from brim.workflows.runs import RunNotes, TrainResult, with_stored_template, with_trained_weights
 
 if TYPE_CHECKING:
     from brim.infer import LayerName, Pooling
@@ -69,7 +69,7 @@ class Model:
         model._require_trust = lambda: require_trust_said_again(model.config, overrides, run.config, begins=True)
         model.notes = ()  # they were shown when the run was trained
         if not any(override.startswith("chat.template=") for override in overrides):
-            model.config = prediction.with_stored_template(model.config, run)
+            model.config = with_stored_template(model.config, run)
         model._run = run
         trained = with_trained_weights(model.config, run)
         if trained is not model.config:

@@ -28,9 +28,10 @@ from brim.planning.request import generation_request
 from brim.session import open_session, say_nothing
 from brim.workflows.prediction import launch as engine_choice
 from brim.workflows.prediction.job import differences, fingerprint
-from brim.workflows.prediction.launch import planned_engine, proven, settings_of, vllm_engine
+from brim.workflows.prediction.launch import planned_engine, proven, vllm_engine
 from brim.workflows.prediction.run import Generation
 from brim.workflows.prediction.scoring import batches_of
+from brim.workflows.runs import settings_of
 
 LENGTHS = [20] * 10 + [10] * 30
 
@@ -40,7 +41,7 @@ def at_hand(tiny_base):
     """A session, its model and the settings of generation."""
     model = brim.Model({"base_model": str(tiny_base), "generation": {"max_new_tokens": 6, "do_sample": True}})
     session, llm = model._open(), model._weights()
-    return session, llm, settings_of(llm, session)
+    return session, llm, settings_of(session, llm.model.generation_config)
 
 
 @pytest.fixture

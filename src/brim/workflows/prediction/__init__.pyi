@@ -1,9 +1,6 @@
 from .chat import (
     Conversation as Conversation,
-    generation_and_template as generation_and_template,
     stream_text as stream_text,
-    with_day_of_run as with_day_of_run,
-    with_stored_template as with_stored_template,
 )
 from .embedding import Activations as Activations, Collection as Collection, check_pooling as check_pooling
 from .evaluation import (

@@ -1,23 +1,21 @@
 """Let a person talk with a model: answers are streamed as they are generated.
 
-With `chat`, a prompt holds the turns before it; without it, each prompt stands alone. A run's own chat template, and
-the day that it was begun on, are those of its session.
+With `chat`, a prompt holds the turns before it; without it, each prompt stands alone.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from brim.config import Choice, load_config
 from brim.config.prompts import prompt_columns
 from brim.config.schema import Config
 from brim.config.text import read_yaml
 from brim.data import prompts_of
-from brim.data.chat import TEMPLATE_FILE, TemplateTexts, has_template, read_template
+from brim.data.chat import has_template
 from brim.data.read import Source, read_columns
 from brim.data.tokens import TextEncoder, TokenRows
 from brim.errors import DataError, InputError
@@ -27,47 +25,11 @@ from brim.models import LLM
 from brim.models.loss import base_model
 from brim.notes import Say
 from brim.planning import GenerationPlan, generation_request, plan_job
-from brim.session import Session, say_nothing, with_choices, with_settings
-from brim.train import RunFolder
+from brim.session import Session, say_nothing, with_settings
 from brim.workflows.prediction.evaluation import respond
-from brim.workflows.prediction.launch import constraint_of, engine_by_hand, require_fits, settings_of
+from brim.workflows.prediction.launch import constraint_of, engine_by_hand, require_fits
 from brim.workflows.prediction.prompts import require_continuable, require_texts
-
-
-def template_texts(session: Session) -> TemplateTexts | None:
-    """Return the template's source, to be stored with the trained weights; None without `chat`."""
-    chat = session.config.chat
-    return None if chat is None else read_template(chat.template, session.encoder.folder)
-
-
-def generation_and_template(llm: LLM, session: Session) -> dict[str, Any]:
-    """Return how the model generates and the template of its chats, by the names of `export_model`."""
-    return {"generation": settings_of(llm, session), "chat": template_texts(session)}
-
-
-def with_stored_template(config: Config, run: RunFolder) -> Config:
-    """Return a run's configuration with the template that is stored in it: the base's own may have changed since."""
-    if config.chat is None or not (run.model / TEMPLATE_FILE).is_file():
-        return config
-    return config.having("chat.template", str(run.model.resolve()))
-
-
-def with_day_of_run(session: Session, run: RunFolder) -> Session:
-    """Return the session with the day that a run was begun on, so that it can be continued on another."""
-
-    def day() -> str | None:
-        chat = load_config(run.config).config.chat if run.config.is_file() else None
-        return None if chat is None else chat.date
-
-    return with_day(session, day, reason="the day on which the run began")
-
-
-def with_day(session: Session, day: Callable[[], str | None], *, reason: str) -> Session:
-    """Return the session with another day, where its chat template asks for one. day: None: it is not known."""
-    was_chosen = any(choice.key == "chat.date" for choice in session.choices)
-    found = day() if was_chosen else None
-    return session if found is None else with_choices(session, [Choice(key="chat.date", value=found, reason=reason)])
-
+from brim.workflows.runs import settings_of
 
 _MESSAGES = "messages"
 
@@ -280,7 +242,7 @@ def stream_text(llm: LLM, session: Session, prompt: TokenRows, *, kept: KeptCach
     Raises InputError, at once, for settings that only transformers' `generate` knows, and for a prompt that
     memory.budget does not hold.
     """
-    settings, reason = settings_of(llm, session), require_streamable(llm, session)
+    settings, reason = settings_of(session, llm.model.generation_config), require_streamable(llm, session)
     if kept is None:
         require_budget(llm, session, prompt)
     if reason:
@@ -306,7 +268,9 @@ def require_streamable(llm: LLM, session: Session) -> str:
     Return why the architecture cannot be streamed from; empty where it can.
     """
     architecture = base_model(llm.model)
-    reason = SlotsEngine.why_not(type(architecture), architecture.config, settings_of(llm, session))
+    reason = SlotsEngine.why_not(
+        type(architecture), architecture.config, settings_of(session, llm.model.generation_config)
+    )
     if reason.startswith("generation."):
         raise InputError(
             what=f"a response cannot be streamed: {reason}",

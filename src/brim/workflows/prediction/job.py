@@ -26,8 +26,7 @@ from brim.notes import Say
 from brim.session import Session
 from brim.storage import make_folder, remove_folder, sha256, sync, write_text, writing
 from brim.train import package_versions
-from brim.workflows.prediction.chat import template_texts, with_day
-from brim.workflows.runs import flat, json_lines, read_json
+from brim.workflows.runs import flat, json_lines, read_json, template_texts, with_day
 
 _FORMAT = 1  # of the files in the folder
 

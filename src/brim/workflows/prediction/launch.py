@@ -7,7 +7,7 @@ need not be tried again before each job. vLLM, where it is asked for, gets folde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from brim.batching.memory import Probe, free_caches, no_trace, peak_meter, probed
-from brim.data.chat import chat_template
 from brim.data.tokens import TokenRow, TokenRows, label_tokens
 from brim.errors import ConfigError, InputError
 from brim.infer.engines import (
@@ -34,8 +33,6 @@ from brim.infer.engines import (
     StaticEngine,
     VllmEngine,
     VllmModel,
-    end_ids_of,
-    generation_settings,
 )
 from brim.memory.devices import budget_of, device_at_hand, settle_heap
 from brim.memory.generation import peak_passes
@@ -48,6 +45,7 @@ from brim.planning.costs import corrected
 from brim.session import Session
 from brim.storage import Cache, cache_folder, digest
 from brim.units import format_bytes, format_count
+from brim.workflows.runs import settings_of
 
 
 def planned_engine(llm: LLM, session: Session, prompts: TokenRows, *, say: Say) -> tuple[Engine, GenerationPlan]:
@@ -62,7 +60,7 @@ def planned_engine(llm: LLM, session: Session, prompts: TokenRows, *, say: Say) 
     request.keep_to(plan.budget)
     for line in short_plan(plan):
         say(line)
-    settings = settings_of(llm, session)
+    settings = settings_of(session, llm.model.generation_config)
     say(status("trying the plan on the device"))
     plan = proven(plan, request, llm, settings, say=say)
     if plan.proof:
@@ -113,7 +111,7 @@ def engine_for(
     `generation.engine` says; vLLM, which loads the weights itself, is made elsewhere. Raises ConfigError for an engine
     that cannot do what the configuration asks.
     """
-    settings = settings_of(llm, session)
+    settings = settings_of(session, llm.model.generation_config)
     how: dict[str, Any] = {
         "settings": settings,
         "room": room,
@@ -146,18 +144,6 @@ def constraint_of(session: Session, settings: Mapping[str, Any]) -> Constraint |
             fix="name the labels in output_features.0.preprocessing.vocab, or take the folder of a run",
         )
     return LabelConstraint(label_tokens(feature.labels, session.encoder), end_ids=settings["eos_token_id"])
-
-
-def settings_of(llm: LLM, session: Session) -> dict[str, Any]:
-    """Return how the model generates, for transformers' GenerationConfig."""
-    return settings_with(session, end_ids_of(llm.model.generation_config, session.encoder.eos_id))
-
-
-def settings_with(session: Session, own_ends: Sequence[int]) -> dict[str, Any]:
-    """Return the same as `settings_of`. own_ends: tokens at which the model stops by itself."""
-    encoder, chat = session.encoder, session.config.chat
-    ends = [*([] if chat is None else chat_template(chat, encoder).end_ids(encoder)), *own_ends]
-    return generation_settings(session.config.generation, pad_id=encoder.pad_id, end_ids=list(dict.fromkeys(ends)))
 
 
 _TINY = CacheShape(rows=1, columns=3, prompts=1, prompt_tokens=2)
@@ -342,7 +328,7 @@ def vllm_engine(session: Session, *, rows: int | None) -> VllmEngine:
         trust_remote_code=config.trust_remote_code,
         rows=rows,
     )
-    settings = settings_with(session, end_ids_of(_stored_generation(session), session.encoder.eos_id))
+    settings = settings_of(session, _stored_generation(session))
     return VllmEngine(model, settings=settings, seed=config.random_seed, constraint=constraint_of(session, settings))
 
 

@@ -14,6 +14,11 @@ from .files import (
     local_name as local_name,
     model_card as model_card,
     read_json as read_json,
+    settings_of as settings_of,
+    template_texts as template_texts,
+    with_day as with_day,
+    with_day_of_run as with_day_of_run,
+    with_stored_template as with_stored_template,
     with_trained_weights as with_trained_weights,
 )
 from .results import (

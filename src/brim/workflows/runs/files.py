@@ -1,22 +1,32 @@
-"""Read and write the files of a run's folder that several workflows use: JSON, notes and the model card."""
+"""Read and write what a run keeps: JSON, notes, the model card, how it generates, and the template of its chats."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import brim
+from brim.config import Choice, load_config
 from brim.config.prompts import prompt_template
 from brim.config.schema import Config
 from brim.config.text import dump, mask_text
+from brim.data.chat import TEMPLATE_FILE, TemplateTexts, chat_template, read_template
+from brim.infer.engines import (
+    end_ids_of,
+    generation_settings,
+)
 from brim.notes import Note, Say, is_told
+from brim.session import Session, with_choices
 from brim.storage import writing
 from brim.train import RunFolder, TrainState
 from brim.units import format_count
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
 
 
 def with_trained_weights(config: Config, run: RunFolder) -> Config:
@@ -218,3 +228,40 @@ def _metrics_table(rows: Mapping[str, int], found: Mapping[str, Mapping[str, flo
         )
         lines.append(f"| {split} | {num_rows:,} | {figures} |")
     return lines
+
+
+def template_texts(session: Session) -> TemplateTexts | None:
+    """Return the template's source, to be stored with the trained weights; None without `chat`."""
+    chat = session.config.chat
+    return None if chat is None else read_template(chat.template, session.encoder.folder)
+
+
+def with_stored_template(config: Config, run: RunFolder) -> Config:
+    """Return a run's configuration with the template that is stored in it: the base's own may have changed since."""
+    if config.chat is None or not (run.model / TEMPLATE_FILE).is_file():
+        return config
+    return config.having("chat.template", str(run.model.resolve()))
+
+
+def with_day_of_run(session: Session, run: RunFolder) -> Session:
+    """Return the session with the day that a run was begun on, so that it can be continued on another."""
+
+    def day() -> str | None:
+        chat = load_config(run.config).config.chat if run.config.is_file() else None
+        return None if chat is None else chat.date
+
+    return with_day(session, day, reason="the day on which the run began")
+
+
+def with_day(session: Session, day: Callable[[], str | None], *, reason: str) -> Session:
+    """Return the session with another day, where its chat template asks for one. day: None: it is not known."""
+    was_chosen = any(choice.key == "chat.date" for choice in session.choices)
+    found = day() if was_chosen else None
+    return session if found is None else with_choices(session, [Choice(key="chat.date", value=found, reason=reason)])
+
+
+def settings_of(session: Session, own: GenerationConfig) -> dict[str, Any]:
+    """Return how the model generates, for transformers' GenerationConfig. own: the model's own settings."""
+    encoder, chat = session.encoder, session.config.chat
+    ends = [*([] if chat is None else chat_template(chat, encoder).end_ids(encoder)), *end_ids_of(own, encoder.eos_id)]
+    return generation_settings(session.config.generation, pad_id=encoder.pad_id, end_ids=list(dict.fromkeys(ends)))

@@ -39,8 +39,16 @@ from brim.train import (
     stop_request,
 )
 from brim.units import format_count
-from brim.workflows.prediction import generation_and_template, scorer, with_day_of_run
-from brim.workflows.runs import RunNotes, TrainOrder, TrainResult, model_card
+from brim.workflows.prediction import scorer
+from brim.workflows.runs import (
+    RunNotes,
+    TrainOrder,
+    TrainResult,
+    model_card,
+    settings_of,
+    template_texts,
+    with_day_of_run,
+)
 from brim.workflows.training.launch import Launched, counted_state_bytes
 from brim.workflows.training.planning import rows_note
 from brim.workflows.training.resuming import as_begun, where_it_stands, write_head
@@ -221,7 +229,9 @@ def _folder(path: Path, *, resume: bool) -> Iterator[RunFolder]:
 
 def export_trained(llm: LLM, session: Session, run: RunFolder) -> None:
     """Write the model of a run, with how it generates and the template of its chats."""
-    export_model(llm, run.model, **generation_and_template(llm, session))
+    export_model(
+        llm, run.model, generation=settings_of(session, llm.model.generation_config), chat=template_texts(session)
+    )
 
 
 def _exported(
