@@ -171,6 +171,19 @@ def test_early_stopping_keeps_the_best_weights_or_the_last_where_those_are_damag
     assert state.best_metric == 2.0
 
 
+def test_a_model_with_dropout_of_its_own_trains_the_same_twice(train, tiny_base, tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    base = shutil.copytree(tiny_base, tmp_path / "gpt2", ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=2, n_positions=64, eos_token_id=0, bos_token_id=0)
+    GPT2LMHeadModel(config).save_pretrained(base)
+    for name, seed in (("a", 1), ("b", 2)):
+        torch.manual_seed(seed)  # what happened before must not matter
+        train(name, base=base, trainer={"epochs": 1}, **FULL)
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", {"type": "sgd", "momentum": 0.9}, "adafactor"])
 def test_every_optimizer_lowers_the_loss(train, teachable_base, tmp_path, optimizer):
     rate = 0.01 if optimizer == "adamw" else 0.05
