@@ -49,12 +49,10 @@ def larger_than_an_epoch(who: str, size: int, *, num_rows: int, where: str) -> P
 
 
 def _too_large(schedule: BatchSchedule, num_rows: int, where: str) -> Iterator[Problem]:
-    phases = enumerate(schedule.phases, start=1)
-    found = [(number, phase.size) for number, phase in phases if phase.size > num_rows]
-    if found:
-        number, size = max(found, key=lambda each: each[1])
+    number, largest = max(enumerate(schedule.phases, start=1), key=lambda each: each[1].size)
+    if largest.size > num_rows:
         who = f"phase {number:,} of {len(schedule.phases):,}"
-        yield larger_than_an_epoch(who, size, num_rows=num_rows, where=where)
+        yield larger_than_an_epoch(who, largest.size, num_rows=num_rows, where=where)
 
 
 def _never_begun(schedule: BatchSchedule, total_samples: int, where: str) -> Iterator[Problem]:
