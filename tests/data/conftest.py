@@ -16,9 +16,8 @@ from brim.data.read import Source, read
 from brim.data.tokens import TextEncoder, load_encoder
 from brim.models.folders import locate
 
-BOS, EOS, PAD = 0, 1, 2
+BOS, EOS = 0, 1
 CHAT_TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
-MakeFolder = Callable[..., Path]
 ALL_TRAIN: dict[str, Any] = {  # changes of make_config
     "preprocessing__split__type": "random",
     "preprocessing__split__probabilities": [1.0, 0.0, 0.0],
@@ -86,7 +85,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> TextEncoder:
 
 
 @pytest.fixture(scope="session")
-def make_folder(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
+def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     def make(**settings: Any) -> Path:
         return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), **settings)
 
@@ -131,12 +130,12 @@ def prepared(encoder: TextEncoder, make_config: Callable[..., Config]) -> Callab
 
 @pytest.fixture(scope="session")
 def advice_on(encoder: TextEncoder, make_config: Callable[..., Config]) -> Callable[..., dict[str, Finding]]:
-    """advice_on(questions, answers, …): the findings of `brim check` by kind; splits as in make_config's `split`."""
+    """advice_on(questions, answers, …): the findings of `brim check` by kind. split: of each row; train by default."""
 
     def advise(prompts: list[str], answers: list[str], *, split: list[int] | None = None, **changes: Any) -> Any:
         columns: dict[str, Any] = {"q": prompts, "a": answers, "split": split or [0] * len(prompts)}
-        config = make_config(preprocessing__split=changes.pop("how", "fixed"), **changes)
-        report = check_data(config, read(columns), encoder, context_length=changes.pop("context_length", None))
+        config = make_config(preprocessing__split="fixed", **changes)
+        report = check_data(config, read(columns), encoder, context_length=None)
         return {finding.kind: finding for finding in report.advice}
 
     return advise

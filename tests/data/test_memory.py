@@ -98,9 +98,7 @@ def test_rows_that_leak_are_told_without_holding_the_data(file, encoder, make_co
 
 
 def test_rows_are_read_and_a_long_template_filled_in_blocks_of_so_many_bytes(make_config):
-    texts = (
-        [f"{number:010}" for number in range(2000)] + ["y" * spill.BLOCK_BYTES] + ["z" * (spill.BLOCK_BYTES // 4)] * 9
-    )
+    texts = [*map("{:010}".format, range(2000)), "y" * spill.BLOCK_BYTES, *["z" * (spill.BLOCK_BYTES // 4)] * 9]
     table, keys = pa.table({"q": texts}), np.array([0, 5, 1999, 2000, 2001, 2004, 2009])
     found = list(blocks(table, keys))
     assert [key for block_keys, _ in found for key in block_keys.tolist()] == keys.tolist()
