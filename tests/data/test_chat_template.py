@@ -248,10 +248,8 @@ def test_a_template_that_cannot_be_had_or_is_none_is_told(tmp_path):
         for name, content in files.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
-        with pytest.raises(error) as caught:
+        with refused(f"… {message}", by=error):
             read_template(None if named is None else str(folder / named), folder)
-        (problem,) = caught.value.problems
-        assert problem.what.startswith(message)
     for source in ("{% if %}", "{{ 'x' | center(10**9) }}", "{% for %}"):
         with refused("t.jinja: the chat template cannot be used: ", by=ModelError):
             made = ChatTemplate(texts(source), special_tokens={}, today=datetime.date.min)
@@ -343,9 +341,10 @@ def test_the_text_is_that_of_transformers(monkeypatch, name):
                 assert ours == theirs, (which, answer)
 
 
-def problem_with(made):
+def problem_with(name, turns, tools=None, *, supervise="all"):
+    """What is wrong with these turns where the assistant's are to be learned."""
     with pytest.raises(BadConversation) as caught:
-        made()
+        renderer(name, supervise).learned(conversation_of(turns, tools))
     return caught.value.problem
 
 
@@ -381,8 +380,7 @@ def test_the_assistants_turns_are_learned_with_their_end():
 
 
 def test_the_last_turn_can_be_learned_where_earlier_ones_are_written_otherwise():
-    two = conversation("two")
-    problem = problem_with(lambda: renderer("thinking").learned(two))
+    two, problem = conversation("two"), problem_with("thinking", CONVERSATIONS["two"])
     assert says(problem.what, "the template writes turns 1 to 2 otherwise alone … <think>")
     assert says(problem.fix, "set chat.supervise: last … or name another template with chat.template")
     assert pieces(renderer("thinking", "last").learned(two)).endswith(
@@ -410,21 +408,19 @@ NOT_WRITTEN = [
 
 def test_turns_and_tools_that_do_not_reach_the_text_are_told():
     for name, turns, words in NOT_WRITTEN:
-        problem = problem_with(lambda: renderer(name).learned(conversation_of(json.dumps(turns))))  # noqa: B023
+        problem = problem_with(name, turns)
         assert says(problem.what, f"the chat template {name}.jinja {words}"), problem.what
         assert "chat.template" in problem.fix
-    problem = problem_with(lambda: renderer("marked").learned(conversation_of([USER, ANSWER], [TOOL])))
-    assert problem.what == "the chat template marked.jinja drops tool 1"
-    turns = [USER, {**CALL, "content": "I call"}, RESULT, SECOND]
-    problem = problem_with(lambda: renderer("headers").learned(conversation_of(turns, [TOOL])))
+    assert problem_with("marked", [USER, ANSWER], [TOOL]).what == "the chat template marked.jinja drops tool 1"
+    problem = problem_with("headers", [USER, {**CALL, "content": "I call"}, RESULT, SECOND], [TOOL])
     assert problem.what == "the chat template headers.jinja drops turn 2 (assistant)"
     assert says(problem.fix, "remove it from the conversation, or name another template")
-    assert "drops turn 1 (system)" in problem_with(lambda: renderer("marked").prompt(conversation("system"))).what
+    with pytest.raises(BadConversation, match=r"drops turn 1 \(system\)"):
+        renderer("marked").prompt(conversation("system"))
     opened = TEMPLATES["chatml"].replace("assistant\\n' }}{% endif", "assistant\\n<think>' }}{% endif")
-    problem = problem_with(lambda: renderer(opened).learned(conversation("one")))
-    assert "turn 1 with the beginning of the next answer otherwise alone than in the whole" in problem.what
-    cell = '[{"role": "user", "content": "\\ud83d"}, {"role": "assistant", "content": "a"}]'
-    assert "half of a character" in problem_with(lambda: renderer("chatml").learned(conversation_of(cell))).what
+    what = "turn 1 with the beginning of the next answer otherwise alone than in the whole"
+    assert what in problem_with(opened, [USER, ANSWER]).what
+    assert "half of a character" in problem_with("chatml", [{"role": "user", "content": "\ud83d"}, ANSWER]).what
 
 
 MERGING = (
@@ -435,12 +431,11 @@ MERGING = (
 
 
 def test_turns_that_are_merged_are_told():
-    problem = problem_with(lambda: renderer(MERGING, "last").learned(conversation_of([SYSTEM, USER, AGAIN, ANSWER])))
+    problem = problem_with(MERGING, [SYSTEM, USER, AGAIN, ANSWER], supervise="last")
     assert problem.what.endswith("merges the turns 2 and 3 (user, user) into one")
     assert problem.expected == "a turn of its own for each"
     for supervise in ("all", "last"):
-        merged = conversation_of([USER, ANSWER, SECOND, AGAIN, ANSWER])
-        problem = problem_with(lambda: renderer(MERGING, supervise).learned(merged))  # noqa: B023 (called at once)
+        problem = problem_with(MERGING, [USER, ANSWER, SECOND, AGAIN, ANSWER], supervise=supervise)
         assert problem.what.endswith("merges the turns 2 and 3 (assistant, assistant) into one")
     for name in ("chatml", "headers", "thinking", "no_system", "folding"):
         renderer(name, "last").learned(conversation_of([USER, ANSWER, SECOND, AGAIN, USER, ANSWER]))
@@ -448,18 +443,18 @@ def test_turns_that_are_merged_are_told():
         "<user>What is 2+2?</s><assistant>«4, “surely” <b></s>»"
     )
     picky = "{% for m in messages %}{% if 'qz' in m.content %}{{ raise_exception('?') }}{% endif %}{% endfor %}"
-    problem = problem_with(lambda: renderer(picky + MERGING, "last").learned(conversation_of([USER, AGAIN, ANSWER])))
+    problem = problem_with(picky + MERGING, [USER, AGAIN, ANSWER], supervise="last")
     assert problem.what.endswith("merges the turns 1 and 2 (user, user) into one")
 
 
 def test_a_turn_with_a_weight_is_refused_and_thoughts_that_are_dropped_are_counted():
-    weighed = conversation_of([USER, {**ANSWER, "weight": 0}, AGAIN, {**SECOND, "weight": 1.0}])
-    problem = problem_with(lambda: renderer("chatml").learned(weighed))
+    turns = [USER, {**ANSWER, "weight": 0}, AGAIN, {**SECOND, "weight": 1.0}]
+    weighed, problem = conversation_of(turns), problem_with("chatml", turns)
     assert problem.what == "turn 2 (assistant) has the weight 0, and brim would learn it as any other"
     assert problem.fix.startswith("set chat.supervise: last")
     assert pieces(renderer("chatml", "last").learned(weighed)).endswith("«6<|im_end|>\n»")
-    last = conversation_of([USER, {**ANSWER, "weight": 0.5}])
-    assert "end the conversation before the turn" in problem_with(lambda: renderer("chatml", "last").learned(last)).fix
+    problem = problem_with("chatml", [USER, {**ANSWER, "weight": 0.5}], supervise="last")
+    assert problem.fix.startswith("end the conversation before the turn")
     renderer("chatml").prompt(weighed)
     conversations = [*[[USER, THOUGHT]] * 2, [USER, {**ANSWER, "thinking": ""}], [USER, THOUGHT, USER, ANSWER]]
     for name, num_dropped in [("chatml", 2), ("thinking", 0)]:
