@@ -10,7 +10,7 @@ import glob
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -36,7 +36,7 @@ from brim.data.read.csv import read_csv
 from brim.data.read.encoding import require_utf8
 from brim.data.read.json import read_json, read_jsonl
 from brim.data.read.ledger import RowFaults, is_majority
-from brim.data.read.source import Source, require_rows
+from brim.data.read.source import Source, listed_columns, require_rows
 from brim.errors import DataError, Problem
 
 if TYPE_CHECKING:
@@ -336,19 +336,14 @@ def _of_other_columns(first: Source, other: Source) -> Problem:
     ours, theirs = first.table.column_names, other.table.column_names
     lacking = [name for name in ours if name not in theirs]
     more = [name for name in theirs if name not in ours]
-    parts = [f"no column {_listed(lacking)}"] if lacking else []
-    parts += [f"a column {_listed(more)} of its own"] if more else []
+    parts = [f"no column {listed_columns(lacking)}"] if lacking else []
+    parts += [f"a column {listed_columns(more)} of its own"] if more else []
     return Problem(
         what=f"the file has {' and '.join(parts)}, otherwise than {first.name}",
         where=other.name,
-        expected=f"the columns of {first.name}: {_listed(ours)}",
+        expected=f"the columns of {first.name}: {listed_columns(ours)}",
         fix="name the columns alike in all files, or take out those that are not in all",
     )
-
-
-def _listed(names: Iterable[str]) -> str:
-    shown = [f"`{name}`" for name in names]
-    return ", ".join(shown[: 4 * _SHOWN]) + (f" and {len(shown) - 4 * _SHOWN} more" if len(shown) > 4 * _SHOWN else "")
 
 
 def _joined(name: str, sources: Sequence[Source]) -> tuple[pa.Field, pa.ChunkedArray]:

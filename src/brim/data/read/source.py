@@ -88,7 +88,7 @@ class Source:
             Problem(
                 what=f"no column `{name}`, which {who} names",
                 where=self.name,
-                expected=f"one of the columns that are there: {_listed(there)}",
+                expected=f"one of the columns that are there: {listed_columns(there)}",
                 fix=self._nearest(name, who),
             )
             for name, who in wanted.items()
@@ -156,7 +156,8 @@ def _word(column: pa.Field) -> str:
     return "bytes" if is_bytes or pa.types.is_binary_view(kind) else nested_word(column)
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed_columns(names: Sequence[str]) -> str:
+    """Return the names of columns for a message: "`q`, `a` and 3 more"."""
     shown = ", ".join(f"`{name}`" for name in names[:20])
     return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
 
