@@ -14,7 +14,7 @@ from tests.data.conftest import ALL_TRAIN, BOS, EOS, ids, jsonl, texts_of
 from tests.messages import refused, says
 
 from brim.data import check_data, prepare, prompter, prompts_of, texts_as_source
-from brim.data.check import Lengths, Segment
+from brim.data.check import Lengths
 from brim.data.read import cell_texts, read
 from brim.errors import DataError
 from brim.notes import kind_of, short_of, topic_of
@@ -291,19 +291,11 @@ def test_the_report_counts_rows_and_tokens_and_shows_what_is_learned(encoder, ma
     assert train.total == Lengths(median=16, p95=20, p99=20, max=20)
     assert (validation.num_rows, validation.total) == (0, None)
     assert type(train.total.median) is int
-    split = {"type": "random", "probabilities": [0.2, 0.0, 0.8]}
-    report = check_data(
-        make_config(prompt__template="Q: {q}\nA:", preprocessing__split=split),
-        source,
-        encoder,
-        show=3,
-        context_length=None,
-    )
-    for sample in report.samples:
+    two_to_train = {"preprocessing__split__probabilities": [0.2, 0.0, 0.8], "prompt__template": "Q: {q}\nA:"}
+    samples = check_data(make_config(**two_to_train), source, encoder, context_length=None, show=3).samples
+    for sample in samples:
         assert sample.where == f"the given columns, row {sample.key}"
-        assert sample.segments == (
-            Segment(text=f"<s>Q: {'x' * (sample.key + 1)}\nA:", supervised=False),
-            Segment(text=f"answer {sample.key}</s>", supervised=True),
-        )
-    first, second, _ = (sample.key for sample in report.samples)
+        texts = [(f"<s>Q: {'x' * (sample.key + 1)}\nA:", False), (f"answer {sample.key}</s>", True)]
+        assert [(segment.text, segment.supervised) for segment in sample.segments] == texts
+    first, second, _ = (sample.key for sample in samples)
     assert first < second, "of the train split"
