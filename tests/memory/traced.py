@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -17,7 +14,6 @@ import brim.memory.predict as memory
 import brim.memory.traces as memory_traces
 from brim.memory import ConfigWorkload
 from brim.memory.cuda import CudaTarget
-from brim.memory.events import EventStream
 from brim.memory.generation import static_stream
 from brim.memory.trace import compose_parts, depth_of_architecture, recording
 
@@ -27,29 +23,27 @@ A100 = CudaTarget(compute_capability=(8, 0))
 class Births(TorchDispatchMode):
     """Storages that operators make: `log` has the bytes of each at its birth, their negative at its death, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.log: list[int] = []
-        self.sizes: list[int] = []  # of births alone
-        self._alive: dict[int, Any] = {}
+        self.log = []
+        self.sizes = []  # of births alone
+        self._alive = {}
 
     @property
-    def live_bytes(self) -> int:
+    def live_bytes(self):
         return sum(self.log)
 
     @property
-    def peak_bytes(self) -> int:
+    def peak_bytes(self):
         return max((sum(self.log[: end + 1]) for end in range(len(self.log))), default=0)
 
-    def know(self, *values: Any) -> None:
+    def know(self, *values):
         """Storages that were there before."""
         for tensor in tree_leaves(values):
             if isinstance(tensor, torch.Tensor):
                 self._watch(tensor, silent=True)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.know(args, kwargs)
         out = func(*args, **(kwargs or {}))
         for each in tree_leaves(out):
@@ -57,14 +51,14 @@ class Births(TorchDispatchMode):
                 self._watch(each)
         return out
 
-    def _watch(self, tensor: torch.Tensor, *, silent: bool = False) -> None:
+    def _watch(self, tensor, *, silent=False):
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._alive:
             return
         num_bytes = storage.nbytes()
 
-        def die(_: Any) -> None:
+        def die(_):
             del self._alive[key]
             if not silent:
                 self.log.append(-num_bytes)
@@ -75,13 +69,13 @@ class Births(TorchDispatchMode):
             self.sizes.append(num_bytes)
 
 
-def workload_of(config: dict[str, Any], phase: Any, *, target: CudaTarget | None = A100) -> ConfigWorkload:
+def workload_of(config, phase, *, target=A100):
     """What brim runs for a configuration."""
     asked = memory.ask(config, phase=phase, device="a100-80gb", memory_bytes=None)
     return ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target)
 
 
-def training(folder: Path, **given: Any) -> dict[str, Any]:
+def training(folder, **given):
     """A configuration that trains two rows at a time. given: keys of the trainer, or above it; `attention`."""
     above = {key: given.pop(key) for key in ("adapter", "precision", "quantization") if key in given}
     if "attention" in given:
@@ -90,16 +84,14 @@ def training(folder: Path, **given: Any) -> dict[str, Any]:
     return {"base_model": str(folder), "trainer": trainer, **above}
 
 
-def all_layers() -> Any:
+def all_layers():
     """A context in which every layer is recorded, and nothing is expanded."""
     return patch.object(
         recording, "depth_of_architecture", lambda architecture: depth_of_architecture(architecture).whole()
     )
 
 
-def stream_of(
-    config: dict[str, Any], phase: str, *, rows: int = 2, tokens: int = 8, whole: bool = False
-) -> EventStream:
+def stream_of(config, phase, *, rows=2, tokens=8, whole=False):
     """The composed stream of a phase. whole: from all layers."""
     workload = workload_of(config, phase)
     with all_layers() if whole else nullcontext():
@@ -111,15 +103,15 @@ def stream_of(
         return static_stream(workload.generation(), rows, tokens, new_tokens=config["generation"]["max_new_tokens"])[0]
 
 
-def log(stream: EventStream) -> list[int]:
+def log(stream):
     """+bytes or -bytes of each event."""
     return [stream.sizes[storage] if storage >= 0 else -stream.sizes[~storage] for storage in stream.storages]
 
 
-def alive(stream: EventStream, at: str | int | None = None) -> set[int]:
+def alive(stream, at=None):
     """Storages that are alive when a mark or a position is reached; at the end if there is none."""
     end = at if isinstance(at, int) else {name: position for position, name in stream.marks}.get(at)
-    living: set[int] = set()
+    living = set()
     for storage in stream.storages[:end]:
         if storage >= 0:
             living.add(storage)
@@ -128,9 +120,9 @@ def alive(stream: EventStream, at: str | int | None = None) -> set[int]:
     return living
 
 
-def gradient_functions(tensor: torch.Tensor) -> list[str]:
+def gradient_functions(tensor):
     """The names of the autograd graph's nodes, from an output on."""
-    seen: set[Any] = set()
+    seen = set()
     names, waiting = [], [tensor.grad_fn]
     while waiting:
         node = waiting.pop(0)
@@ -141,14 +133,14 @@ def gradient_functions(tensor: torch.Tensor) -> list[str]:
     return names
 
 
-def events(stream: EventStream) -> list[tuple[Any, ...]]:
+def events(stream):
     """Every event with all that is known of it: the storage's number, size and category, and the place.
 
     Left out are numbers that transformers wraps into tensors outside the model, on the CPU, such as the window of each
     layer of a cache.
     """
-    numbers: dict[int, int] = {}
-    found: list[tuple[Any, ...]] = []
+    numbers = {}
+    found = []
     marks = dict(stream.marks)
     for position, (storage, place) in enumerate(zip(stream.storages, stream.places, strict=True)):
         if position in marks:
@@ -163,12 +155,12 @@ def events(stream: EventStream) -> list[tuple[Any, ...]]:
 
 
 @contextmanager
-def recorded_layers() -> Iterator[list[int]]:
+def recorded_layers():
     """A context that yields the numbers of layers of each recording that is made in it; several: it was refused."""
-    counts: list[int] = []
+    counts = []
     record = recording._record
 
-    def counting(workload: Any, depth: Any, **shape: int) -> Any:
+    def counting(workload, depth, **shape):
         counts.append(depth.num_recorded)
         return record(workload, depth, **shape)
 
