@@ -101,13 +101,12 @@ def test_the_hand_search_takes_the_fastest_and_of_equals_the_smaller_and_contend
     assert chosen["fixed"] == replace(SPEC, contender="fixed", micro_batch_rows=2, accumulation_steps=16)
     assert (chosen["auto_find"].micro_batch_rows, chosen["auto_find"].accumulation_steps) == (32, 1)
     order = []
-    race(
-        chosen,
-        rounds=2,
-        once=["auto_find"],
-        say=lambda line: None,
-        start=lambda spec: order.append(spec.contender) or OUTCOME,
-    )
+
+    def start(spec):
+        order.append(spec.contender)
+        return OUTCOME
+
+    race(chosen, rounds=2, once=["auto_find"], say=lambda line: None, start=start)
     assert order == ["brim", "fixed", "auto_find", "fixed", "brim"], "in turn, every other round backwards"
     # The limit leaves half of what the whole batch takes, beside what is never used.
     assert half_of_whole_batch([replace(_trial(32, 100.0), peak_bytes=8 * 2**30)]) == int(5.75 * 2**30)
@@ -116,14 +115,13 @@ def test_the_hand_search_takes_the_fastest_and_of_equals_the_smaller_and_contend
 
 def test_the_summary_compares_rounds_and_losses():
     peer = replace(OUTCOME, losses=[2.0, 1.01], micro_batch_rows=1)
-    found = summarize(
+    ours, fixed, packing = summarize(
         {
             "brim": [replace(OUTCOME, train_s=s) for s in (10.0, 20.0, 10.0)],
             "fixed": [replace(peer, train_s=s) for s in (15.0, 20.0, 12.0)],
             "packing": [replace(peer, train_s=s) for s in (9.0, 18.0, 9.0)],
         }
     )
-    ours, fixed, packing = found
     assert (ours.train_s, ours.brim_is_faster, ours.goal) == (10.0, 1.0, None)
     assert (fixed.train_s, fixed.brim_is_faster, fixed.goal) == (15.0, 1.2, 1.0)
     assert fixed.loss_difference == pytest.approx(0.01)
@@ -172,17 +170,12 @@ def test_the_rows_that_are_planned_for_have_the_long_tail_of_the_docstring_rows(
 
 
 def test_the_figures_of_a_contender():
-    tried = {
-        99: (100, [99], []),
-        90: (100, [101, 50, 90], [101]),
-        11: (10, [8, 16], [16]),
-    }
-    found = summary(
-        [
-            {"largest": largest, "found": {"one": {"size": size, "tried": run, "out_of_memory": out, "seconds": 1.0}}}
-            for size, (largest, run, out) in tried.items()
-        ]
-    )["one"]
+    tried = ((99, 100, [99], []), (90, 100, [101, 50, 90], [101]), (11, 10, [8, 16], [16]))
+    cases = [
+        {"largest": largest, "found": {"one": {"size": size, "tried": run, "out_of_memory": out, "seconds": 1.0}}}
+        for size, largest, run, out in tried
+    ]
+    found = summary(cases)["one"]
     assert found["out_of_memory"] == {"median": 1, "least": 0, "most": 1, "sum": 2}
     assert found["probes"] == {"median": 2, "least": 1, "most": 3, "sum": 6}
     assert found["share_of_largest"] == {"median": 0.99, "least": 0.9, "most": 1.0, "sum": 2.89}
