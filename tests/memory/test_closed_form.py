@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import peft
 import pytest
@@ -18,6 +19,7 @@ from brim.memory.closed_form import Trained, napkin, optimizer_state, settings_o
 from brim.memory.closed_form.architecture import FAMILIES as KNOWN, read_architecture
 from brim.memory.closed_form.breakdown import stored_bytes
 from brim.memory.closed_form.trained import Arithmetic, Optimizer, all_tensors, kept_in_a_layer, lora_tensors
+from brim.memory.workload import stored_dtype
 from brim.models.loss import chunk_rows
 
 MODELS = Path(__file__).parents[2] / "benchmarks" / "data" / "memory" / "models"
@@ -94,10 +96,11 @@ def test_what_a_config_json_may_say():
     for config, num_bytes in (
         ({"torch_dtype": "float16"}, 2),
         ({"dtype": "torch.bfloat16"}, 2),
-        ({"text_config": {"dtype": "float32"}}, 4),
+        ({"dtype": None, "torch_dtype": "float16"}, 2),
+        ({"text_config": {"dtype": "float16"}}, 2),
         ({}, 4),
     ):
-        assert stored_bytes(config) == num_bytes
+        assert stored_bytes(config) == stored_dtype(SimpleNamespace(config=config)).itemsize == num_bytes
 
 
 # The rule of what a layer keeps, against what autograd saves of real models.

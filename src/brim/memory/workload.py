@@ -331,7 +331,7 @@ def stored_dtype(folder: ModelFolder) -> torch.dtype:
     """Return the dtype that the weights are stored in, by config.json; fp32 where it does not say."""
     text = folder.config.get("text_config")
     for section in (folder.config, text if isinstance(text, dict) else {}):
-        name = section.get("dtype", section.get("torch_dtype"))
+        name = section.get("dtype") or section.get("torch_dtype")
         found = getattr(torch, str(name).removeprefix("torch."), None)
         if isinstance(found, torch.dtype):
             return found
