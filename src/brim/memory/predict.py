@@ -319,14 +319,15 @@ def answer(question: Question, *, shows_other: bool = True) -> MemoryPrediction:
     with tracing(asked.folder):
         if asked.phase != "train" or not is_open:
             return question.traces.predict(asked, choices=choices)
-        without = question.traces.predict(_with_checkpointing(asked, False), choices=choices)
+        off, on = (replace(asked, config=with_checkpointing(asked.config, is_on)) for is_on in (False, True))
+        without = question.traces.predict(off, choices=choices)
         fits = asked.has_limit and without.reserved_bytes <= _reservable_bytes(asked, without)
         # What stays after a step, weights and optimizer state, may be too much even with checkpointing.
         stays_bytes = without.end_allocated_bytes + without.outside_bytes
         if not shows_other and asked.has_limit and (fits or stays_bytes > asked.device.memory_bytes):
             return without
         try:
-            with_it = question.traces.predict(_with_checkpointing(asked, True), choices=choices)
+            with_it = question.traces.predict(on, choices=choices)
         except ValueError:  # which transformers raises for an architecture that has none
             return replace(without, choices=(*without.choices, _NO_CHECKPOINTING))
     is_taken = not fits if asked.has_limit else with_it.total_bytes < without.total_bytes
@@ -344,10 +345,6 @@ def tracing(folder: ModelFolder) -> Iterator[None]:
             if is_a_mistake_of_brims(error):
                 raise
             raise UntraceableError(untraceable(error, folder)) from error
-
-
-def _with_checkpointing(asked: Asked, is_on: bool) -> Asked:
-    return replace(asked, config=with_checkpointing(asked.config, is_on))
 
 
 def with_checkpointing(config: Config, is_on: bool) -> Config:

@@ -152,11 +152,6 @@ class Attention:
     last_strides: tuple[int, int, int] = (1, 1, 1)
 
     @property
-    def is_square(self) -> bool:
-        """Return whether there are as many queries as keys."""
-        return self.query[-2] == self.key[-2]
-
-    @property
     def is_4d(self) -> bool:
         """Return whether the tensors have rows, heads, tokens and head dimension, as the fused kernels need them."""
         return len(self.query) == len(self.key) == len(self.value) == 4
@@ -217,7 +212,7 @@ def _flash_can(call: Attention, target: CudaTarget) -> bool:
         and head_dim == call.key[-1] == call.value[-1] <= 256
         and 80 <= target.sm <= 121
         and not _flash_backward_lacks(call, target)
-        and (call.is_square or not call.is_causal)
+        and (call.query[-2] == call.key[-2] or not call.is_causal)
         and _half_on(call, target)
         and _heads_fit(call, gqa=True)
         and _has_tokens(call)
