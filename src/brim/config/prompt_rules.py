@@ -167,8 +167,7 @@ def _expressions_are_fine(feature: OutputFeature) -> Iterator[Finding]:
 
 def _own_texts_are_read(config: Config, feature: OutputFeature) -> Iterator[Finding]:
     """Check that each label's text is read as that label, if the model learns to write it or may write nothing else."""
-    decoder = feature.categories
-    is_trained = isinstance(config.trainer, FinetuneTrainer)
+    decoder, is_trained = feature.categories, isinstance(config.trainer, FinetuneTrainer)
     if decoder is None or not feature.rules or not (is_trained or decoder.constrain_to_vocabulary):
         return
     why = "decoder.constrain_to_vocabulary lets it write" if decoder.constrain_to_vocabulary else "it learns to write"

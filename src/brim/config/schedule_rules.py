@@ -166,7 +166,9 @@ def parse_batch_steps(text: str) -> tuple[tuple[Duration, int], ...]:
     units = {start.unit for start, _ in later}
     if len(units) > 1:
         raise ValueError(f"steps in {' and '.join(sorted(units))}: a table has one unit")
-    _require_order(steps)
+    for (before, _), (after, _) in pairwise(steps):
+        if after.amount <= before.amount:
+            raise ValueError(f"{after} comes after {before}: each step begins later than the one before it")
     return ((Duration(Fraction(0), next(iter(units), first[0].unit)), first[1]), *later)
 
 
@@ -188,12 +190,6 @@ def _rows(text: str, part: str) -> int:
     if not re.fullmatch("[0-9]{1,15}", text) or not 1 <= int(text) <= _LARGEST:
         raise ValueError(f"'{part}' has '{text}' rows: a whole number of at least 1, in digits")
     return int(text)
-
-
-def _require_order(steps: list[tuple[Duration, int]]) -> None:
-    for (before, _), (after, _) in pairwise(steps):
-        if after.amount <= before.amount:
-            raise ValueError(f"{after} comes after {before}: each step begins later than the one before it")
 
 
 _UNIT_OF_BARE_0: DurationUnit = "sp"
