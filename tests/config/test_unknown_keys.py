@@ -234,46 +234,28 @@ def test_a_key_is_known_wherever_it_stands(minimal):
 
 
 FIXES = [  # another tool's key with its value
-    {"warmup_steps": 0.1},
-    {"num_train_epochs": 3.0},
-    {"num_train_epochs": 2.5},
-    {"max_duration": "500ba"},
-    {"eval_interval": "1ep"},
-    {"save_steps": 0.1},
-    {"device_train_microbatch_size": "auto"},
-    {"val_set_size": 0.05},
-    {"val_set_size": 200},
-    {"lora_target": "q_proj,v_proj"},
-    {"lora_target": "all"},
-    {"bf16": True},
-    {"load_in_4bit": "yes"},
-    {"gradient_checkpointing": "no"},
-    {"gradient_checkpointing": "unsloth"},
-    {"lr_scheduler_type": "cosine_with_restarts"},
-    {"lr_scheduler_type": "tanh"},
-    {"optimizer": {"_component_": "torch.optim.AdamW", "fused": True, "lr": 2e-5}},
-    {"max_grad_norm": 0},
+    {"warmup_steps": 0.1}, {"num_train_epochs": 3.0}, {"num_train_epochs": 2.5}, {"max_duration": "500ba"},
+    {"eval_interval": "1ep"}, {"save_steps": 0.1}, {"device_train_microbatch_size": "auto"}, {"val_set_size": 0.05},
+    {"val_set_size": 200}, {"lora_target": "q_proj,v_proj"}, {"lora_target": "all"}, {"bf16": True},
+    {"load_in_4bit": "yes"}, {"gradient_checkpointing": "no"}, {"gradient_checkpointing": "unsloth"},
+    {"lr_scheduler_type": "cosine_with_restarts"}, {"lr_scheduler_type": "tanh"},
+    {"optimizer": {"_component_": "torch.optim.AdamW", "fused": True, "lr": 2e-5}}, {"max_grad_norm": 0},
     {"datasets": [{"path": "rows.jsonl", "type": "alpaca"}]},
     {"datasets": [{"path": "one.jsonl"}, {"path": "json", "data_files": ["two.jsonl", "three.jsonl"]}]},
-    {"datasets": [{"path": "one.jsonl"}, {"path": "org/rows"}]},
-    {"finetuning_type": "full"},
-    {"use_maximum_batch_size": True},
-    {"inital_global_train_batch_size": 8},
-]
+    {"datasets": [{"path": "one.jsonl"}, {"path": "org/rows"}]}, {"finetuning_type": "full"},
+    {"use_maximum_batch_size": True}, {"inital_global_train_batch_size": 8},
+]  # fmt: skip
 OF_BRIMS_OWN_KEYS = [  # a key of brim's with another tool's value
-    {"adapter": "qlora"},
-    {"adapter": {"type": "qlora", "r": 4}},
+    {"adapter": "qlora"}, {"adapter": {"type": "qlora", "r": 4}},
     {"trainer": {"type": "finetune", "optimizer": "adamw_torch"}},
     {"trainer": {"type": "finetune", "optimizer": {"type": "adamw_bnb_8bit"}}},
     {"trainer": {"type": "finetune", "learning_rate_scheduler": {"decay": "constant_with_warmup"}}},
     {"trainer": {"type": "finetune", "learning_rate_scheduler": "cosine"}},
-    {"trainer": {"type": "finetune", "gradient_clipping": 1.0}},
-    {"quantization": "nf4"},
-    {"model_parameters": {"attn_implementation": "fa2"}},
-    {"precision": "amp_bf16"},
+    {"trainer": {"type": "finetune", "gradient_clipping": 1.0}}, {"quantization": "nf4"},
+    {"model_parameters": {"attn_implementation": "fa2"}}, {"precision": "amp_bf16"},
     {"trainer": {"type": "finetune", "optimizer": {"type": "adam", "params": {"lr": 0.001, "betas": [0.9, 0.95]}}}},
     {"trainer": {"type": "finetune", "optimizer": {"type": "adam", "params": {"bits": 3}}}},
-]
+]  # fmt: skip
 
 
 def test_values_are_written_in_brims_form(minimal, refusals):
