@@ -141,7 +141,7 @@ def _cap_now(cap_bytes: int, costs: Costs, request: PlanRequest, trial: Trial, s
     trial.warm_up()
     importlib.import_module("torch._dynamo")  # an optimizer's first update would
     free_caches()
-    left_bytes = request.budget().reserved_bytes + trial.llm.held_bytes
+    left_bytes = request.budget().reserved_bytes + trial.held_bytes
     if left_bytes >= cap_bytes:
         return cap_bytes
     now_bytes = max(left_bytes, int(np.ceil(costs.peak_bytes(1, request.task.longest))))
@@ -294,21 +294,22 @@ class Trial:
 
     def __init__(self, request: PlanRequest, llm: LLM, pad_id: int, *, state_bytes: int) -> None:
         self._rows, self._lengths = request.rows, request.rows.lengths
-        self.llm, self._state_bytes = llm, state_bytes
+        self._llm, self._state_bytes = llm, state_bytes
+        self.held_bytes = llm.held_bytes  # of weights and buffers
         self._is_warm = False
         scaler = torch.amp.GradScaler(llm.device.type, enabled=False)
         self._pass = MicroBatchPass(llm=llm, pad_id=pad_id, scaler=scaler)
 
     def probe(self, rows: int, tokens: int) -> Probe:
         """Try a shape. Its peak is in bytes allocated, as a plan counts them."""
-        device = self.llm.device
+        device = self._llm.device
         if device.type == "cuda":
             return self._prober(tokens, counts="allocated")(rows)
         self.warm_up()
         meter = peak_meter(device)
         meter.begin()
         before_bytes = meter.peak_bytes()
-        return self._prober(tokens)(rows).above(before_bytes, held_bytes=self.llm.held_bytes)
+        return self._prober(tokens)(rows).above(before_bytes, held_bytes=self.held_bytes)
 
     def warm_up(self) -> None:
         """Run the shortest row, once: threads, libraries' buffers and what is imported at first use come with it."""
@@ -327,14 +328,14 @@ class Trial:
     @contextmanager
     def leaving_no_trace(self) -> Iterator[None]:
         """Restore what many shapes change, once, so that it takes no time between them."""
-        with no_trace(self.llm.model):
+        with no_trace(self._llm.model):
             yield
         free_caches()
 
     def clock(self) -> float:
         """Return seconds, once the device has done its work."""
-        if self.llm.device.type == "cuda":
-            torch.cuda.synchronize(self.llm.device)
+        if self._llm.device.type == "cuda":
+            torch.cuda.synchronize(self._llm.device)
         return time.perf_counter()
 
     def limit_bytes(self, budget: Budget) -> int | None:
@@ -342,30 +343,30 @@ class Trial:
         there_bytes = self._prober(2).limit_bytes
         if there_bytes is None:
             return None
-        if self.llm.device.type == "cuda":
+        if self._llm.device.type == "cuda":
             return min(there_bytes, budget.reserved_bytes)
-        if isinstance(peak_meter(self.llm.device), AddressSpacePeak):
+        if isinstance(peak_meter(self._llm.device), AddressSpacePeak):
             return there_bytes  # addresses, of which a budget of resident bytes says nothing
         return min(there_bytes, budget.limit_bytes - budget.margin_bytes)
 
     def _prober(self, tokens: int, *, counts: Counts = "reserved") -> Prober:
         return Prober(
             lambda size: self._in_midst_of_step(rows_of_shape(self._lengths, rows=size, tokens=tokens)),
-            model=self.llm.model,
-            device=self.llm.device,
+            model=self._llm.model,
+            device=self._llm.device,
             num_steps=1,
             counts=counts,
         )
 
     def _in_midst_of_step(self, rows: NDArray[np.intp]) -> None:
         with ExitStack() as stack:
-            stack.enter_context(gradients_at_hand(self.llm.model.parameters()))
+            stack.enter_context(gradients_at_hand(self._llm.model.parameters()))
             if self._state_bytes:
-                stack.enter_context(standing_for(self._state_bytes, self.llm.device))
+                stack.enter_context(standing_for(self._state_bytes, self._llm.device))
             self._forward_backward(rows)
 
     def _forward_backward(self, rows: NDArray[np.intp]) -> None:
-        self.llm.model.train()
+        self._llm.model.train()
         self._pass(self._rows.take(rows), max(int(self._rows.num_supervised[rows].sum()), 1), step=0)
 
 
