@@ -86,7 +86,7 @@ def _plan_time(subject: Subject, rows: TokenRows, size: int, rounds: int) -> Pla
 
 
 def _timed(subject: Subject, rows: TokenRows, size: int) -> tuple[float, TrainingPlan]:
-    from brim.batching.growth import BatchSchedule
+    from brim.batching import BatchSchedule
     from brim.config import load_config
     from brim.memory.devices import device_at_hand
     from brim.models import read_architecture

@@ -41,7 +41,7 @@ from brim.data.read import read
 from brim.data.tokens import Batch, TokenRows, collate, rows_of_step
 from brim.models import LLM, load_llm
 from brim.models.loss import next_token_loss
-from brim.report.progress import LiveLine, TrainProgress
+from brim.report.screen import LiveLine, TrainProgress
 from brim.session import Session, open_session
 from brim.train import (
     CheckpointStore,

@@ -29,8 +29,7 @@ from torch.utils._pytree import tree_leaves
 from brim.errors import BrimError
 from brim.memory.events import EventStream, Place
 from brim.workflows.measure.messages import Request, of_json
-from brim.workflows.measure.record import meter_of
-from brim.workflows.measure.work import load_bench, tiny
+from brim.workflows.measure.work import load_bench, meter_of, tiny
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)(?:\.|$)")
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.subject import SEED
-from brim.batching.growth import NUM_GROUPS, NoiseMeasurement, NoiseScale
+from brim.batching import NUM_GROUPS, NoiseMeasurement, NoiseScale
 
 BATCH_ROWS = 64
 _WARMUP_MEASUREMENTS = 50

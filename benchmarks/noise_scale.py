@@ -26,8 +26,7 @@ from torch import nn
 from benchmarks.noise_accuracy import BATCH_ROWS, WAYS, Accuracy, Pool, accuracy
 from benchmarks.report import print_table, write_report
 from benchmarks.subject import SEED, configuration, lora, make_rows
-from brim.batching import ByRows, GradientStep
-from brim.batching.growth import NUM_GROUPS
+from brim.batching import NUM_GROUPS, ByRows, GradientStep
 from brim.config import load_config
 from brim.data import prepare
 from brim.data.read import read

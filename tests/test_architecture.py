@@ -16,10 +16,8 @@ MOST_MODULES, MOST_LINES, FEWEST_LINES = 12, 450, 80
 # Modules under 80 lines, each with the reason that it stands alone.
 SMALL = {
     "brim.__main__": "`python -m brim`",
-    "brim.config.foreign.keys": "reads the table; how values are converted is the chapter beside it",
     "brim.lazy": "below everything",
     "brim.memory.bitsandbytes.layout": "what bitsandbytes stores, without importing it",
-    "brim.memory.cuda.target": "what all kernels ask, below them",
 }
 # Packages and modules that start without torch: `brim --help`, `brim check` and what reads files alone.
 TORCH_FREE = [
@@ -35,9 +33,8 @@ TORCH_FREE = [
     "brim.models.folders.model",
     "brim.models.needs",
     "brim.models.quantization",
-    "brim.batching.growth.noise_scale",
+    "brim.batching.growth",
     "brim.batching.partition",
-    "brim.batching.growth.schedule",
     "brim.infer.engines.capacity",
     "brim.memory.allocator.simulator",
     "brim.memory.devices.budget",
@@ -45,7 +42,6 @@ TORCH_FREE = [
     "brim.memory.devices.device",
     "brim.memory.prediction",
     "brim.memory.events.stream",
-    "brim.planning.costs.calibration",
     "brim.planning.costs.time",
     "brim.planning.plan",
     "brim.planning.words",

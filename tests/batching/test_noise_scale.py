@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from brim.batching.growth import Adaptation, NoiseMeasurement, NoiseScale
+from brim.batching import Adaptation, NoiseMeasurement, NoiseScale
 
 DIMENSIONS = 20
 GRADIENT = np.linspace(-0.3, 0.5, DIMENSIONS)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, strategies as st
 
-from brim.batching.growth import BatchSchedule, Phase
+from brim.batching import BatchSchedule, Phase
 from brim.train.schedule import total_of_steps
 
 doubling, equal_steps, linear = BatchSchedule.doubling, BatchSchedule.equal_steps, BatchSchedule.linear

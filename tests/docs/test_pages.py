@@ -25,12 +25,12 @@ from tests.infer.families import FAMILIES
 from tests.planning.hand_made import plan_that_moves
 
 import brim
-from brim.batching.growth import NUM_GROUPS, BatchSchedule, NoiseMeasurement, NoiseScale
+from brim.batching import NUM_GROUPS, BatchSchedule, NoiseMeasurement, NoiseScale
 from brim.batching.memory import Search, find_batch_size
 from brim.batching.memory.finder import MOST_CORRECTIONS
 from brim.batching.microbatch import FIRST_WAIT_STEPS
 from brim.cli.app import VERBS
-from brim.cli.studies import print_proof
+from brim.cli.runs import print_proof
 from brim.config import WAYS, load_config, parse_batch_steps
 from brim.config.introspect import all_keys
 from brim.config.prompts import CONTEXT, LABELS, MAX_STEPS, SAMPLE, TASK, characters_within

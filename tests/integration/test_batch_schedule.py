@@ -15,8 +15,7 @@ from tests.gallery import stopped_after
 from tests.integration.conftest import events, steps, untimed
 from tests.train.scarce import Run, equal
 
-from brim.batching import ByLength, ByRows
-from brim.batching.growth import BatchSchedule
+from brim.batching import BatchSchedule, ByLength, ByRows
 from brim.data.tokens import rows_of_step
 
 pytestmark = pytest.mark.run

@@ -11,8 +11,7 @@ import torch
 
 from brim.errors import InputError
 from brim.memory.devices import device_at_hand, device_of, device_speed, devices, find_device
-from brim.memory.devices.device import cublas_workspace_bytes
-from brim.memory.devices.speed import cpu_speed, nominal_cpu
+from brim.memory.devices.device import cpu_speed, cublas_workspace_bytes, nominal_cpu
 
 MIB, GIB = 2**20, 2**30
 NOMINAL_GIB = {"rtx-2080ti": 11, "rtx-3060": 12, "rtx-3070": 8, "rtx-3080": 10, "rtx-3090": 24, "rtx-4070": 12,

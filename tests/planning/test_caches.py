@@ -17,8 +17,8 @@ from tests.planning.hand_made import MIB, hand_made_plan
 from brim.config import DeviceFacts, load_config, resolve
 from brim.memory.devices import cpu_device
 from brim.memory.events import Work, WorkCount, WorkPlace
-from brim.planning.costs import Calibrations, Correction, calibration, corrected, versions
-from brim.planning.costs.calibration import RunPeaks, combined, of_run
+from brim.planning.costs import Calibrations, Correction, corrected, time as costs_of_time, versions
+from brim.planning.costs.time import RunPeaks, combined, of_run
 from brim.planning.costs.traces import Found, Traces
 from brim.planning.plan_cache import PlanCache, plan_facts
 from brim.storage import Cache, digest, forget_oldest, sealed
@@ -302,7 +302,7 @@ def test_what_the_shapes_add_is_compared_and_the_most_counts(monkeypatch):
     # A few megabytes say nothing.
     assert scale_of((STATIC + 63 * MIB, STATIC + 90 * MIB)) is None
     assert scale_of((STATIC + 64 * MIB, STATIC + 80 * MIB)).scale == 1.25
-    monkeypatch.setattr(calibration, "TELLING_BYTES", 1)
+    monkeypatch.setattr(costs_of_time, "TELLING_BYTES", 1)
     found = scale_of((3000, 3200), (2900, 2900), (2000, 1900), outside_bytes=77)
     assert found == run(1.1, 77)
     # Peaks that are small beside the largest do not count, nor do shapes that add next to nothing.

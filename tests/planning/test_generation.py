@@ -14,7 +14,7 @@ from tests.planning.planned import traces_of
 from brim.infer.engines import CacheShape, FixedRoom, MemoryRoom
 from brim.memory.closed_form import forward_bound
 from brim.memory.devices import Budget
-from brim.memory.devices.speed import cpu_speed
+from brim.memory.devices.device import cpu_speed
 from brim.memory.events import Work, WorkCount, WorkPlace
 from brim.planning.costs import CacheModel, PassTimes, SlotsGeneration, StaticGeneration
 from brim.planning.costs.time import law_through

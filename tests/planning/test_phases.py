@@ -11,7 +11,7 @@ from tests.batching.cost_examples import linear_costs
 from tests.messages import says
 from tests.planning.planned import COSTS, budget, task, way_costs
 
-from brim.batching.growth import Adaptation, BatchSchedule
+from brim.batching import Adaptation, BatchSchedule
 from brim.planning import phases as module
 from brim.planning.candidates import Task, candidate
 from brim.planning.phases import faults, last_step, phase_costs, steps_between

@@ -21,8 +21,8 @@ from brim.notes import (
     warning,
     wrapped,
 )
-from brim.report import Screen, listening, progress, show
-from brim.report.progress import LiveLine, RowProgress, TrainProgress, event_line
+from brim.report import Screen, listening, screen as module, show
+from brim.report.screen import LiveLine, RowProgress, TrainProgress, event_line
 
 TOPICS = ["configuration", "rows", "run", "machine"]
 TEXTS = st.integers(0, 99).map(str)
@@ -212,7 +212,7 @@ EVALUATION = {"step": 2, "split": "validation", "loss": 1.25, "perplexity": 3.49
 def clock(monkeypatch):
     """A clock that stands still until it is set."""
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -260,7 +260,7 @@ def test_on_a_terminal_there_is_a_bar():
 def test_a_step_is_put_into_words_only_where_it_is_drawn(monkeypatch):
     """A step of a small model takes as long as its words did; the bar is drawn twice a second."""
     amounts = []
-    monkeypatch.setattr(progress, "format_bytes", lambda amount: str(amounts.append(amount)))
+    monkeypatch.setattr(module, "format_bytes", lambda amount: str(amounts.append(amount)))
     for stream, most in ((Terminal(), 100), (io.StringIO(), 10)):
         amounts.clear()
         shown = TrainProgress(LiveLine(stream))

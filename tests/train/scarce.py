@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from brim.batching import ByRows
-from brim.batching.growth import BatchSchedule
+from brim.batching import BatchSchedule, ByRows
 from brim.config.schema import FinetuneTrainer, GradientClippingConfig
 from brim.data.tokens import TokenRow, TokenRows
 from brim.models import LLM, precision

@@ -10,8 +10,7 @@ from tests.train.scarce import CPU, Given, Shortage, apart, equal, make_model, r
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from brim.batching import ByRows
-from brim.batching.growth import NoiseMeasurement
+from brim.batching import ByRows, NoiseMeasurement
 from brim.data.tokens import collate
 from brim.errors import OutOfMemoryError
 from brim.models import LLM, precision

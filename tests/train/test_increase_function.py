@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from brim.batching.growth import Phase
+from brim.batching import Phase
 from brim.errors import InputError
 from brim.train.increase_function import MAX_EPOCHS, RefusedIncrease, expand, load_increase_function
 

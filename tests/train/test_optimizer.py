@@ -12,7 +12,7 @@ from tests.properties import examples
 from tests.train.scarce import small_net, train_net
 from torch import nn
 
-from brim.batching.growth import BatchSchedule
+from brim.batching import BatchSchedule
 from brim.config import DeviceFacts, load_config, resolve
 from brim.errors import ConfigError
 from brim.train import LearningRate, build_optimizer, states_in_32_bits

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from tests.train.scarce import rows_of, run_length
 
-from brim.batching.growth import BatchSchedule, NoiseMeasurement
+from brim.batching import BatchSchedule, NoiseMeasurement
 from brim.config import load_config
 from brim.data.tokens import rows_of_step
 from brim.train import RunLength

@@ -22,7 +22,7 @@ from brim.infer.metrics import BATCH_TOKENS
 from brim.memory.devices import budget as at_hand_budget
 from brim.models import load_llm
 from brim.planning import Unplanned, evaluation as forward_planning, plan_forward, scoring_lines
-from brim.planning.costs.calibration import TELLING_BYTES
+from brim.planning.costs.time import TELLING_BYTES
 from brim.planning.generation import plan_job
 from brim.planning.request import generation_request
 from brim.session import open_session, say_nothing

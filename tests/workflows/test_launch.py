@@ -147,8 +147,8 @@ def test_a_peak_above_the_prediction_corrects_the_costs_once(run, monkeypatch):
 
     with scarce(run.llm, most_tokens=NO_LIMIT):
         probe = launched(run, plan).probes[0]
-    monkeypatch.setattr("brim.planning.costs.calibration._TELLING_SHARE", 0.0)
-    monkeypatch.setattr("brim.planning.costs.calibration.TELLING_BYTES", 1)
+    monkeypatch.setattr("brim.planning.costs.time._TELLING_SHARE", 0.0)
+    monkeypatch.setattr("brim.planning.costs.time.TELLING_BYTES", 1)
     monkeypatch.setattr("brim.workflows.training.launch.Trial.probe", one_and_a_half)
     found = launched(run, plan)
     assert found.plan.costs.scale == pytest.approx(1.5, rel=1e-5)

@@ -18,7 +18,6 @@ from brim.models.folders import locate
 from brim.train import gradient
 from brim.workflows.measure import PhasePeak, run as process
 from brim.workflows.measure.messages import Report, Request, as_json, of_json, rise_per_step
-from brim.workflows.measure.record import ResidentMeter
 from brim.workflows.measure.run import (
     Depths,
     depths,
@@ -29,7 +28,7 @@ from brim.workflows.measure.run import (
     num_layers,
     with_layers,
 )
-from brim.workflows.measure.work import in_order_of_steps, load_bench, random_rows
+from brim.workflows.measure.work import ResidentMeter, in_order_of_steps, load_bench, random_rows
 
 CPU = torch.device("cpu")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the resident set's peak is read from /proc")

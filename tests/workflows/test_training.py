@@ -28,7 +28,7 @@ FIGURES = ("loss", "learning_rate", "effective_batch_size", "num_samples", "num_
 def own_cache(tmp_path, monkeypatch, tiny_base):
     """Plans of its own; traces are those of all."""
     monkeypatch.setattr("brim.planning.plan_cache._KIND", f"plans of {tmp_path.name}")
-    monkeypatch.setattr("brim.planning.costs.calibration._KIND", f"calibrations of {tmp_path.name}")
+    monkeypatch.setattr("brim.planning.costs.time._KIND", f"calibrations of {tmp_path.name}")
 
 
 def under(monkeypatch, reserved_bytes):
@@ -64,8 +64,8 @@ def test_a_run_that_goes_on_keeps_its_plan_and_its_partition_to_the_bit(tiny_bas
     whole = train(config, tmp_path / "whole")
     parts = stopped(config, tmp_path / "parts", after=1)
     before = (parts / "plan.json").read_bytes()
-    monkeypatch.setattr("brim.workflows.training.run_plan.plan_run", None)  # it is not planned, nor tried
-    monkeypatch.setattr("brim.workflows.training.run_plan.launch", None)
+    monkeypatch.setattr("brim.workflows.training.planning.plan_run", None)  # it is not planned, nor tried
+    monkeypatch.setattr("brim.workflows.training.planning.launch", None)
     stopped(config, parts, after=4, resume=True)
     train(config, parts, resume=True)
     assert (parts / "plan.json").read_bytes() == before
@@ -199,7 +199,7 @@ def test_probes_and_timings_change_no_loss(tiny_base, tmp_path, monkeypatch, own
     plain = train(config, tmp_path / "plain")
     assert plan_of(plain)["launch"]["probes"] == []
     monkeypatch.setattr("brim.planning.plan.TrainingPlan.is_ample", False)
-    monkeypatch.setattr("brim.workflows.training.run_plan._settle_heap", lambda plan, request: [])
+    monkeypatch.setattr("brim.workflows.training.planning._settle_heap", lambda plan, request: [])
     monkeypatch.setattr("brim.workflows.training.timing._SHARE_OF_RUN", 1e4)
     probed = train(config, tmp_path / "probed", replan=True)
     assert len(plan_of(probed)["launch"]["probes"]) == 1

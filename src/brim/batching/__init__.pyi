@@ -5,6 +5,15 @@ from .costs import (
     Costs as Costs,
     Surface as Surface,
 )
+from .growth import (
+    NUM_GROUPS as NUM_GROUPS,
+    Adaptation as Adaptation,
+    BatchSchedule as BatchSchedule,
+    NoiseMeasurement as NoiseMeasurement,
+    NoiseScale as NoiseScale,
+    Phase as Phase,
+    Stretch as Stretch,
+)
 from .microbatch import (
     ByLength as ByLength,
     ByRows as ByRows,

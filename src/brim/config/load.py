@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, Path as FilePath
 from typing import Any
 
-from brim.config.findings import Finding, to_problems
+from brim.config.findings import Finding, to_problems, validate
 from brim.config.foreign import DATA_FILES
 from brim.config.introspect import short_forms
 from brim.config.ludwig import take_unsupported
@@ -36,7 +36,6 @@ from brim.config.text import (
     value_at,
     with_value,
 )
-from brim.config.validate import validate
 from brim.errors import ConfigError, Problem
 from brim.notes import as_warnings
 

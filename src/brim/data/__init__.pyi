@@ -7,5 +7,4 @@ from .preparation import (
     texts_as_source as texts_as_source,
 )
 from .prompts import prompter as prompter
-from .split import Split as Split, check_split as check_split
-from .usable import data_problems as data_problems
+from .split import Split as Split, check_split as check_split, data_problems as data_problems

@@ -17,8 +17,16 @@ import pyarrow as pa
 from brim.config.prompts import prompt_columns
 from brim.config.schema import Config
 from brim.data.read import Source, blocks, gather
-from brim.data.split import assign_splits, sampled_rows, with_usable_splits
-from brim.data.usable import Column, answer_column, input_columns, require_filled, usable
+from brim.data.split import (
+    Column,
+    answer_column,
+    assign_splits,
+    input_columns,
+    require_filled,
+    sampled_rows,
+    usable,
+    with_usable_splits,
+)
 from brim.errors import DataError
 from brim.units import format_count
 

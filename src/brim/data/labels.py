@@ -18,8 +18,8 @@ from brim.config.schema import Config, OutputFeature
 from brim.config.text import dotted, folded, misspelt, shortened
 from brim.data.advice import Slip
 from brim.data.read import RowFaults, Source, cell_texts
+from brim.data.split import OUTPUT, data_problems, usable
 from brim.data.tokens import Texts
-from brim.data.usable import OUTPUT, data_problems, usable
 from brim.errors import ConfigError, DataError, Problem
 from brim.notes import warning
 from brim.units import format_count

@@ -17,9 +17,15 @@ from brim.config.schema import Config, PreprocessingConfig
 from brim.data.labels import bounded, with_known_labels
 from brim.data.prompts import Prompter, learning_limits, prompt_limits, prompter, require_room_for_template
 from brim.data.read import SPLITS, Entry, Ledger, RowFaults, Source
-from brim.data.split import assign_splits, sampled_rows, with_usable_splits
+from brim.data.split import (
+    assign_splits,
+    leaving_none_unasked,
+    most_unasked,
+    require_filled,
+    sampled_rows,
+    with_usable_splits,
+)
 from brim.data.tokens import Chat, Findings, Limits, Piece, TextEncoder, Texts, TokenRows, tokenize
-from brim.data.usable import leaving_none_unasked, most_unasked, require_filled
 from brim.errors import DataError, problems_of
 from brim.notes import warning
 from brim.units import format_count

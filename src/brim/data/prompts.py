@@ -17,8 +17,7 @@ import pyarrow as pa
 from brim.config.prompts import CONTEXT, SAMPLE, Template, prompt_columns, prompt_template
 from brim.config.schema import Config, PreprocessingConfig
 from brim.data.read import RowFaults, Source, blocks
-from brim.data.tokens import Limit, Limits, TextEncoder, Texts
-from brim.data.usable import (
+from brim.data.split import (
     INPUT,
     OUTPUT,
     Column,
@@ -29,6 +28,7 @@ from brim.data.usable import (
     usable,
     wanted_columns,
 )
+from brim.data.tokens import Limit, Limits, TextEncoder, Texts
 from brim.errors import DataError, Problem
 from brim.notes import warning
 from brim.units import format_count

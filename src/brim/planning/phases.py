@@ -12,8 +12,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from brim.batching import Costs
-from brim.batching.growth import BatchSchedule, Stretch
+from brim.batching import BatchSchedule, Costs, Stretch
 from brim.errors import Problem
 from brim.planning.candidates import Task
 from brim.planning.plan import Candidate, PhasePlan

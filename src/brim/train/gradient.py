@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from brim.batching import GradientStep, Part, StepOutcome
-from brim.batching.growth import NUM_GROUPS, NoiseMeasurement
+from brim.batching import NUM_GROUPS, GradientStep, NoiseMeasurement, Part, StepOutcome
 from brim.batching.memory import OutOfMemory, attempt, random_states, restore_random_states
 from brim.data.tokens import TokenRow, collate
 from brim.models import LLM

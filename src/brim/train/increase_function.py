@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from brim.batching.growth import BatchSchedule
+from brim.batching import BatchSchedule
 from brim.errors import InputError
 
 _KEY = "trainer.batch_increase_function"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from brim.batching.growth import Adaptation, BatchSchedule, NoiseMeasurement, NoiseScale, Phase
+from brim.batching import Adaptation, BatchSchedule, NoiseMeasurement, NoiseScale, Phase
 from brim.config import parse_batch_steps
 from brim.config.schema import FinetuneTrainer
 from brim.data.tokens import TokenRows, rows_of_step

@@ -1,2 +1,8 @@
-from .keys import ForeignKey as ForeignKey, foreign_keys as foreign_keys, foreign_values as foreign_values
-from .values import DATA_FILES as DATA_FILES, Help as Help, Lines as Lines
+from .keys import (
+    DATA_FILES as DATA_FILES,
+    ForeignKey as ForeignKey,
+    Help as Help,
+    Lines as Lines,
+    foreign_keys as foreign_keys,
+    foreign_values as foreign_values,
+)

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from brim.memory.cuda.attention import CudnnKernel, EfficientKernel, FlashKernel
-from brim.memory.cuda.target import CudaTarget, record_answers
+from brim.memory.cuda.attention import CudaTarget, CudnnKernel, EfficientKernel, FlashKernel, record_answers
 
 
 def sdpa(

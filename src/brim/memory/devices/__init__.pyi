@@ -8,10 +8,11 @@ from .budget import (
 from .device import (
     PACKING_BYTES as PACKING_BYTES,
     Device as Device,
+    DeviceSpeed as DeviceSpeed,
     cpu_device as cpu_device,
     device_at_hand as device_at_hand,
     device_of as device_of,
+    device_speed as device_speed,
     devices as devices,
     find_device as find_device,
 )
-from .speed import DeviceSpeed as DeviceSpeed, device_speed as device_speed

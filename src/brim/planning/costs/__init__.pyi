@@ -1,7 +1,12 @@
-from .calibration import Calibrations as Calibrations, Correction as Correction, corrected as corrected
 from .generation import CacheModel as CacheModel, PassTimes as PassTimes
 from .sampling import Shape as Shape
-from .time import BoundBy as BoundBy, seconds_of as seconds_of
+from .time import (
+    BoundBy as BoundBy,
+    Calibrations as Calibrations,
+    Correction as Correction,
+    corrected as corrected,
+    seconds_of as seconds_of,
+)
 from .traces import TracedWorkload as TracedWorkload, Traces as Traces, versions as versions
 from .workloads import (
     ForwardPasses as ForwardPasses,

@@ -50,9 +50,8 @@ from brim.workflows.runs import (
     with_day_of_run,
 )
 from brim.workflows.training.launch import Launched, counted_state_bytes
-from brim.workflows.training.planning import rows_note
+from brim.workflows.training.planning import plan_of_run, rows_note
 from brim.workflows.training.resuming import as_begun, where_it_stands, write_head
-from brim.workflows.training.run_plan import plan_of_run
 
 Weights: TypeAlias = Literal["best", "last"]
 

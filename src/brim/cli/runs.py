@@ -1,7 +1,9 @@
-"""Run `brim compare` and `brim verify-resume`, which make several runs.
+"""Run the verbs that work on finished runs or make several: chat, compare, verify-resume, export, upload.
 
 `compare` trains several configurations on equal tokens with several seeds. `verify-resume` tests on the user's own run
 whether an interruption changes anything, and prints a table of what was compared, what is promised and what differs.
+`export` writes what a run has learned, merged into its base model if asked; `upload` sends a run's model, or an
+exported folder, to the Hub.
 """
 
 from __future__ import annotations
@@ -9,9 +11,12 @@ from __future__ import annotations
 import json
 import math
 import signal
+import sys
 import textwrap
+import unicodedata
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,11 +26,26 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from brim.cli.options import DatasetOption, JsonOption, Overrides, finite_or_null, require_exists, resumable
+from brim.cli.options import (
+    ConfigOrRun,
+    DatasetOption,
+    JsonOption,
+    Overrides,
+    finite_or_null,
+    is_run,
+    message,
+    open_model,
+    require_exists,
+    resumable,
+    say,
+)
+from brim.errors import BrimError, InputError
+from brim.notes import status
 from brim.units import format_count
 
 if TYPE_CHECKING:
     from brim.workflows.compare import CompareResult
+    from brim.workflows.prediction import Conversation
     from brim.workflows.verify_resume import Check, Difference, ResumeProof
 
 
@@ -213,3 +233,199 @@ def _difference(check: Check, difference: Difference) -> str:
         f"{check.name}: first at {difference.where}: {difference.undisturbed} without a break, {difference.disturbed} "
         f"with{more}{size}"
     )
+
+
+_PROMPT = "> "
+
+
+_COMMANDS = "/reset, /system TEXT, /set KEY VALUE (a key of generation), /help, /quit"
+
+
+def chat(config_or_run: ConfigOrRun, overrides: Overrides = None) -> None:
+    """Answer what is typed, line by line.
+
+    It is a conversation if the configuration has `chat`, or if a base model's folder has a chat template.
+
+    Ctrl-C stops an answer, Ctrl-D leaves. /help lists the commands.
+    """
+    overrides = [*_conversing(config_or_run), *(overrides or [])]
+    notes: list[str] = []  # kept until the answer to the current line has ended
+    from brim.report import Screen
+
+    with Screen() as screen:
+        screen(status("loading the model"))
+        conversation = open_model(config_or_run, overrides).chat(say=notes.append)
+    is_person = sys.stdin.isatty()
+    if is_person:
+        kind = "a conversation" if conversation.remembers else "each prompt stands alone"
+        notes.append(f"{kind}; {_COMMANDS}; Ctrl-C stops an answer, Ctrl-D leaves")
+    _say_all(notes)
+    for line in _typed() if is_person else _piped():
+        try:
+            if not _obey(line, conversation):
+                return
+        except BrimError as error:
+            if not is_person:
+                raise
+            notes.append(message(error.problems))
+        finally:
+            _say_all(notes)
+
+
+def _conversing(path: Path) -> list[str]:
+    """Return the override that makes a base model with a chat template converse; its folder cannot say so itself."""
+    from brim.data.chat import has_template
+
+    return ["chat={}"] if path.is_dir() and not is_run(path) and has_template(path) else []
+
+
+def _say_all(notes: list[str]) -> None:
+    for note in notes:
+        say(note)
+    notes.clear()
+
+
+def _obey(line: str, conversation: Conversation) -> bool:
+    """Do what a line asks for; return False to leave."""
+    if not line.startswith("/"):
+        if line.strip():
+            _answer(line, conversation)
+        return True
+    command, _, rest = line.strip().partition(" ")
+    rest = rest.strip()
+    if command == "/quit":
+        return False
+    if command == "/reset":
+        conversation.reset()
+    elif command == "/system":
+        conversation.set_system(rest or None)
+    elif command == "/set" and " " in rest:
+        key, _, value = rest.partition(" ")
+        conversation.set(key, value)
+    elif command == "/help":
+        say(_COMMANDS)
+    else:
+        raise InputError(
+            what=f"no such command: {line}",
+            expected=_COMMANDS,
+            fix="begin a text that is no command with a space, not with /",
+        )
+    return True
+
+
+def _answer(text: str, conversation: Conversation) -> None:
+    """Show an answer as it is generated; Ctrl-C stops it, and what has been said stays."""
+    is_empty = True
+    with closing(conversation.ask(text)) as pieces:
+        try:
+            for piece in pieces:
+                print(_shown(piece), end="", flush=True)
+                is_empty = False
+        except KeyboardInterrupt:
+            print()
+            say("stopped")
+            return
+    print(flush=True)
+    if is_empty:
+        say("the answer is empty: the model ended it at once")
+
+
+def _typed() -> Iterator[str]:
+    """Yield the lines that a person types; where Python has readline, they can be edited and recalled."""
+    with suppress(ImportError):
+        import readline  # noqa: F401 (changes what `input` does)
+    while True:
+        try:
+            line = input(_PROMPT)
+        except EOFError:
+            print()
+            return
+        yield line
+
+
+def _piped() -> Iterator[str]:
+    for line in sys.stdin:
+        yield line.removesuffix("\n")
+
+
+def _shown(piece: str) -> str:
+    """Return a piece of text; on a terminal, escape the control characters."""
+    if piece.isprintable() or not sys.stdout.isatty():
+        return piece
+    return "".join(
+        each.encode("unicode_escape").decode() if unicodedata.category(each) == "Cc" and each not in "\n\t" else each
+        for each in piece
+    )
+
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
+
+
+def export(
+    run: Run,
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="A new or an empty folder.")],
+    overrides: Overrides = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge the adapter into the base: a model for plain transformers.")
+    ] = False,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype", metavar="NAME", help="Data type of the merged weights: bf16, fp16 or fp32. Default: bf16."
+        ),
+    ] = None,
+    max_divergence: Annotated[
+        float | None,
+        typer.Option(
+            "--max-divergence",
+            metavar="X",
+            help="Refuse a merge that moves predictions by more nats a token than this. Default: a tenth of what the "
+            "adapter moves them, at least 0.001 and at most 0.01.",
+        ),
+    ] = None,
+    dataset: DatasetOption = None,
+    output_format: Annotated[str, typer.Option("--format", metavar="NAME", help="Only safetensors.")] = "safetensors",
+    as_json: JsonOption = False,
+) -> None:
+    """Write the adapter, the whole model, or with --merge both in one, with tokenizer, chat template and card."""
+    model = open_model(run, overrides or [])
+    result = model.export(
+        output, merge=merge, format=output_format, dtype=dtype, max_divergence=max_divergence, dataset=dataset
+    )
+    if not as_json:
+        print("\n".join(result.lines()))
+        return
+    divergence = None if result.divergence is None else asdict(result.divergence)
+    written = {"output": str(result.path), "kind": result.kind, "num_bytes": result.num_bytes}
+    print(json.dumps({**written, "divergence": divergence, "tokens_of": result.probe}))
+
+
+def upload(
+    run_or_export: Annotated[
+        Path, typer.Argument(metavar="RUN_OR_EXPORT", help="A run's folder, or one that `brim export` wrote.")
+    ],
+    repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository; created if there is none.")],
+    private: Annotated[
+        bool, typer.Option("--private", help="Make the repository private; an existing public one is refused.")
+    ] = False,
+    revision: Annotated[
+        str | None,
+        typer.Option("--revision", metavar="NAME", help="A branch; created if there is none. Default: main."),
+    ] = None,
+    commit_message: Annotated[
+        str | None, typer.Option("--commit-message", metavar="TEXT", help="Default: Upload … by brim.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send the model and its card to the Hub, with the token in HF_TOKEN. Nothing else of the run is sent."""
+    require_exists(run_or_export, expected="a run's folder, or one that `brim export` wrote")
+    from brim.workflows.export import upload as send
+
+    result = send(run_or_export, repository, private=private, revision=revision, commit_message=commit_message)
+    if as_json:
+        print(json.dumps(asdict(result)))
+        return
+    files = format_count(len(result.files), "file")
+    seen_by = "private" if result.private else "public"
+    print(f"{files}, {result.num_bytes:,} bytes, {seen_by}: {', '.join(result.files)}")
+    print(f"commit: {result.url}")
