@@ -28,7 +28,7 @@ _FORMAT = 1
 _STEP = 1.03  # budgets within 3% of each other share a plan: memory that happens to be free is never twice the same
 
 
-_ALIKE = 0.01  # as in costs/calibration.py: a correction by less changes nothing
+_ALIKE = 0.01  # as in costs/time.py: a correction by less changes nothing
 
 
 # These keys affect a training step's memory and time through the rows' lengths alone, which count for themselves.
