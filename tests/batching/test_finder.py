@@ -58,6 +58,8 @@ def test_halving_doubling_and_binary_by_hand():
     assert (found.size, tried) == (23, [50, 25, 12, 18, 21, 23, 24])
     found, tried = search(1230, how="binary", start=20)
     assert (found.size, tried[0]) == (23, 20)
+    rounded = {"power_of_two": True, "bytes_of": Device(0).peak, "limit_bytes": 1230}
+    assert [search(1230, how=how, **rounded)[0].size for how in WAYS] == [16] * 5
     # A larger size that fits above one that fails is never forgotten.
     fits = {8: False, 9: True}
     odd = partial(find_batch_size, lambda size: probe_of(size, fits=fits.get(size, size < 8)), how="binary", most=9)
@@ -140,16 +142,6 @@ def test_without_peaks_a_prediction_is_verified_and_nothing_more():
     assert (found.size, tried) == (9_869, [11_000, 5_500, 7_778, 9_249, 10_086, 9_658, 9_869])
 
 
-def test_powers_of_two_are_rounded_down_and_executed():
-    for how in WAYS:
-        device = Device(1230)
-        found = find_batch_size(device, how=how, most=100, bytes_of=device.peak, limit_bytes=1230, power_of_two=True)
-        assert found.size == 16
-        assert all(size.bit_count() == 1 for size in device.sizes)
-        assert 16 in device.sizes
-        assert how != "predict" or device.sizes == [16]
-
-
 def test_one_row_that_does_not_fit_is_an_error_that_says_what_would_help():
     helps = ("activation checkpointing (0.8 GiB)", "rows of 512 tokens (0.7 GiB)")
     for how in WAYS:
@@ -207,15 +199,12 @@ def most_probes(how, most, start):
     how=st.sampled_from(WAYS),
     most=st.integers(1, 200),
     start=st.none() | st.integers(1, 300),
-    predicted=st.none() | st.integers(-5, 400),
-    curve=st.none() | st.tuples(st.integers(0, 500), st.integers(0, 50)),
     limit=st.none() | st.integers(0, 4000),
-    power_of_two=st.booleans(),
+    others=st.fixed_dictionaries({"predicted": st.none() | st.integers(-5, 400), "power_of_two": st.booleans()}),
+    curve=st.none() | st.tuples(st.integers(0, 500), st.integers(0, 50)),
     data=st.data(),
 )
-def test_whatever_the_probes_say_the_answer_was_executed_and_fitted(
-    how, most, start, predicted, curve, limit, power_of_two, data
-):
+def test_whatever_the_probes_say_the_answer_was_executed_and_fitted(how, most, start, limit, others, curve, data):
     asked = []
 
     def fits(size):
@@ -223,18 +212,9 @@ def test_whatever_the_probes_say_the_answer_was_executed_and_fitted(
         peak = data.draw(st.none() | st.integers(0, 5000))
         return probe_of(size, fits=data.draw(st.booleans()), peak_bytes=peak)
 
-    bytes_of = None if curve is None else lambda size: curve[0] + curve[1] * size
+    others["bytes_of"] = curve and (lambda size: curve[0] + curve[1] * size)
     try:
-        found = find_batch_size(
-            fits,
-            how=how,
-            most=most,
-            start=start,
-            predicted=predicted,
-            bytes_of=bytes_of,
-            limit_bytes=limit,
-            power_of_two=power_of_two,
-        )
+        found = find_batch_size(fits, how=how, most=most, start=start, limit_bytes=limit, **others)
     except NothingFitsError:
         assert 1 in asked
     else:
@@ -244,7 +224,7 @@ def test_whatever_the_probes_say_the_answer_was_executed_and_fitted(
         assert [probe.size for probe in found.probes] == asked
     assert len(set(asked)) == len(asked)  # no size is tried twice
     assert all(1 <= size <= most for size in asked)
-    assert not power_of_two or all(size.bit_count() == 1 for size in asked)
+    assert not others["power_of_two"] or all(size.bit_count() == 1 for size in asked)
     assert len(asked) <= most_probes(how, most, start)
 
 
@@ -260,19 +240,13 @@ def test_whatever_the_probes_say_the_answer_was_executed_and_fitted(
 def test_on_straight_peaks_each_way_comes_as_near_as_it_promises(how, most, static, each, room, factor):
     device = Device(static + each * room, static=static, each=each)
     largest = min(room, most)
-    found = find_batch_size(
-        device,
-        how=how,
-        most=most,
-        bytes_of=lambda size: static + factor * each * size,
-        limit_bytes=device.capacity,
-    )
+    predicted = {"bytes_of": lambda size: static + factor * each * size, "limit_bytes": device.capacity}
+    found = find_batch_size(device, how=how, most=most, **predicted)
     assert found.size <= largest
     if how == "binary" or (how == "linear" and static == 0):
         assert found.size == largest
-    elif (
-        how in ("predict", "linear") and found.size * WORTH_A_PROBE < most
-    ):  # what is left is less than 2% more rows would take
+    elif how in ("predict", "linear") and found.size * WORTH_A_PROBE < most:
+        # What is left is less than 2% more rows would take.
         rows = (WORTH_A_PROBE - 1) * found.size + 1
         assert device.capacity - device.peak(found.size) <= rows * each * max(factor, 1)
     elif how in ("halving", "doubling"):
