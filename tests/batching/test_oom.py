@@ -3,9 +3,9 @@
 import errno
 import gc
 import resource
-import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -127,41 +127,16 @@ def test_types_that_say_it_and_those_that_do_not():
     assert [is_out_of_memory(error) for error in (failed, mistake, first)] == [True, False, False]
 
 
-# oneDNN compiles a kernel for each shape that it sees for the first time: with no room for it, it says so and no more.
-REAL_ONEDNN = """
-import os, resource, sys, torch
-from brim.batching.memory import is_out_of_memory
-torch.set_num_threads(1)
-LIMIT, PLACE = getattr(resource, sys.argv[1]), {"RLIMIT_AS": 0, "RLIMIT_DATA": 5}[sys.argv[1]]
-def used():
-    return int(open("/proc/self/statm").read().split()[PLACE]) * resource.getpagesize()
-convolution = torch.nn.Conv1d(64, 64, 9)
-with torch.no_grad():
-    for mib in (0, 0.1, 0.25, 0.5, 1, 2):
-        sys.stdout.flush()
-        child = os.fork()
-        if not child:
-            convolution(torch.ones(1, 64, 512))
-            rows = torch.ones(1, 64, 4096)
-            resource.setrlimit(LIMIT, (used() + int(mib * 2**20), resource.RLIM_INFINITY))
-            try:
-                convolution(rows)
-            except RuntimeError as error:
-                if str(error).startswith("could not"):
-                    print(is_out_of_memory(error), end=" ", flush=True)
-            os._exit(0)
-        os.waitpid(child, 0)  # a segmentation fault, too, comes of it
-"""
-
-
-@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="limits on memory bind on Linux alone")
-@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
-def test_what_onednn_says_under_a_real_limit_counts(limit):
-    done = subprocess.run([sys.executable, "-c", REAL_ONEDNN, limit], capture_output=True, text=True, check=True)
-    if not done.stdout:
-        pytest.skip("oneDNN did not say it on this machine")
-    assert set(done.stdout.split()) == {"True"}
+def test_the_room_is_what_the_tighter_of_two_limits_leaves_beside_what_the_process_has(monkeypatch):
+    limits = {}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limits.get(which, resource.RLIM_INFINITY),) * 2)
+    error = RuntimeError(WHERE_MEMORY_IS_SHORT[0])
+    for which, place in ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5)):
+        used_bytes = int(Path("/proc/self/statm").read_text().split()[place]) * resource.getpagesize()
+        for mib, expected in ((500, True), (600, False)):
+            limits[which] = used_bytes + (mib << 20)
+            assert is_out_of_memory(error) == expected
 
 
 # One more try after memory ran out
