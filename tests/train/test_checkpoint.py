@@ -32,18 +32,8 @@ def store(tmp_path):
     return CheckpointStore(tmp_path)
 
 
-def test_what_is_saved_is_loaded(store):
-    assert store.load_newest() == (None, [])
-    save(store, 7)
-    checkpoint, refused = store.load_newest()
-    assert refused == []
-    assert (checkpoint.step, checkpoint.state) == (7, {"train": {"step": 7}})
-    assert checkpoint.tensors["model"]["w"].tolist() == [7.0, 7.0, 7.0]
-    assert checkpoint.tensors["optimizer"] == {}
-    assert torch.equal(checkpoint.tensors["random"]["cpu"], torch.get_rng_state())
-
-
 def test_the_newest_two_and_the_best_are_kept_and_foreign_folders_stay(store, tmp_path):
+    assert store.load_newest() == (None, [])
     (tmp_path / ".step-00000007.tmp").mkdir()  # what a killed save left goes with the next one
     (tmp_path / "step-00000008 (copy)").mkdir()
     for step, best in [(1, 1), (2, 2), (3, 2), (4, 2), (5, 2)]:
