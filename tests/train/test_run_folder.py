@@ -135,14 +135,7 @@ def test_the_card_tells_base_model_rows_and_figures(golden):
 
 
 def test_no_template_ends_the_block_that_shows_it():
-    fences = {
-        None: 3,
-        "{question}": 3,
-        "a `{question}`": 3,
-        "```python\n{question}\n```": 4,
-        "`````\n{question}\n```": 6,
-    }
-    for template, length in fences.items():
+    for template, length in {None: 3, "a `{question}`": 3, "`````\n{question}\n```": 6}.items():
         fence, text = "`" * length, card_of({**TEXT, "prompt": {"template": template}})
         assert f"## Prompt\n\n{fence}text\n{template or '{question}'}\n{fence}\n\nThe settings" in text
 
