@@ -121,15 +121,7 @@ def adaptation(size, smallest=32, largest=200):
     return Adaptation(size=size, smallest=smallest, largest=largest)
 
 
-def test_the_ladder_doubles_and_ends_at_the_largest():
-    ladders = [(32, 64, 128, 256), (32, 64, 128, 200), (3, 6, 12, 20), (8, 9), (8,), (1, 2)]
-    for ladder in ladders:
-        assert adaptation(ladder[0], ladder[0], ladder[-1]).ladder == ladder
-
-
-NOISE, SIGNAL = (
-    NoiseScale(num_measurements=9, squared_gradient=squared, gradient_variance=-squared) for squared in (-0.1, 0.1)
-)
+NOISE = NoiseScale(num_measurements=9, squared_gradient=-0.1, gradient_variance=0.1)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +140,6 @@ NOISE, SIGNAL = (
         (48, [64] * 3, [48, 48, 64]),  # from between two rungs
         (48, [32] * 3, [48, 48, 32]),
         (64, [NOISE] * 3, [64, 64, 128]),
-        (64, [SIGNAL] * 3, [64, 64, 32]),
         (64, [noise(1e6, number) for number in range(1, 8)], [64] * 6 + [128]),  # not before it is known
     ],
 )
