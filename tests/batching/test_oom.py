@@ -197,7 +197,5 @@ def test_memory_that_runs_out_is_explained_and_what_is_explained_already_passes(
 def test_random_states_rewind():
     states = random_states()
     first = torch.rand(4)
-    restore_random_states(states)
-    assert torch.equal(torch.rand(4), first)
     restore_random_states(states | {"cuda:7": torch.zeros(16, dtype=torch.uint8)})  # of a device that is not here
     assert torch.equal(torch.rand(4), first)
