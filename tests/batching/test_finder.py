@@ -101,12 +101,9 @@ def test_linear_goes_on_from_a_peak_that_does_not_grow_yet_and_doubles_where_not
     [
         (0.5, [20_000, 10_000]),
         (0.8, [12_500, 6_250, 10_000]),
-        (0.99, [10_101, 5_050, 10_000]),
         (1.0, [10_000]),
         (1.01, [9_900]),  # within 2%
-        (1.1, [9_090, 9_917]),
         (2.0, [5_000, 7_500, 10_000]),
-        (4.0, [2_500, 4_375, 10_000]),
     ],
 )
 def test_a_prediction_that_is_off_is_corrected_from_what_was_measured(factor, sizes):
