@@ -17,12 +17,7 @@ from tests.batching.cost_examples import (
     surface,
 )
 
-from brim.batching import (
-    Costs,
-    Surface,
-    cut_totals,
-    partition as totals,
-)
+from brim.batching import Costs, Surface, cut_totals, partition as totals
 from brim.batching.microbatch import cut_by_rows
 from brim.batching.partition import (
     MOST_ROWS_FOR_ALL_PAIRS,
