@@ -133,13 +133,16 @@ def test_it_is_called_before_each_epoch_and_not_again_for_what_it_answered(modul
     assert tuple(capsys.readouterr()) == ("", "imported\ncalled\n")
 
 
-def test_shrinking_and_bounds():
+def test_shrinking_bounds_and_whole_numbers_of_other_libraries():
     assert expanded(lambda epoch, size: -size // 2 if epoch else 0) == ([8, 4, 2, 1], ())  # to one row
     sizes, refusals = expanded(doubled, num_samples=50, bound=20)
     assert sizes == [16]
     assert refusals == tuple(RefusedIncrease(num_epochs=done, size=32) for done in (1, 2, 3, 4))
     assert expanded(doubled, num_samples=30, bound=64) == ([16, 32, 64], ())  # the bound itself is allowed
     assert expanded(lambda epoch, size: -1, num_samples=30, bound=4) == ([7, 6, 5], ())  # one below the first size
+    for rows in (np.int64(3), torch.tensor(3)):
+        sizes, _ = expanded(lambda epoch, size, rows=rows: rows, num_samples=20)
+        assert [(size, type(size)) for size in sizes] == [(11, int), (14, int)]
 
 
 @given(
@@ -163,12 +166,6 @@ def test_it_is_called_for_the_epochs_that_the_run_begins(sizes, num_rows, num_sa
     num_steps = by_samples.num_steps(num_rows=num_rows, total_samples=num_samples)
     by_steps = expand(increase, first_size=sizes[-1], num_rows=num_rows, num_steps=num_steps).schedule
     assert by_steps == by_samples
-
-
-@pytest.mark.parametrize("rows", [np.int64(3), torch.tensor(3)])
-def test_whole_numbers_of_other_libraries_count(rows):
-    sizes, _ = expanded(lambda epoch, size: rows, num_samples=20)
-    assert [(size, type(size)) for size in sizes] == [(11, int), (14, int)]
 
 
 @pytest.mark.parametrize(
