@@ -48,31 +48,16 @@ BATCH = 16
 REPORTED = LearningRate(
     peak=3e-4, floor=3e-5, decay="wsd", warmup_samples=10 * BATCH, decay_samples=20 * BATCH, total_samples=100 * BATCH
 )
-STEP_OF_8 = BatchSchedule.linear(initial=8, final=BATCH, length_samples=160, increment=8)
-NEVER_CUT = 10**9  # rows of an epoch
 
 
 def test_a_ramp_bends_neither_the_warm_up_nor_the_decay():
-    def by_sample(schedule):
-        """The rate at the end of each step in the warm-up, at the beginning of each one after it."""
-        found = {}
-        for each in schedule.stretches(num_rows=NEVER_CUT, total_samples=1600):
-            for first in range(each.first_sample, each.end_sample, each.size):
-                ends = first + each.size
-                found[ends if ends <= 160 else first] = REPORTED(consumed_samples=first, batch_samples=each.size)
-        return found
-
-    ours, theirs = by_sample(STEP_OF_8), by_sample(BatchSchedule.constant(BATCH))
-    assert (len(theirs), len(ours)) == (99, 109)  # one step ends and one begins at 160
-    assert set(ours) > set(theirs)
-    assert all(ours[sample] == rate for sample, rate in theirs.items())
-    # And between them it lies on the same line.
-    assert all(rate == pytest.approx(3e-4 * sample / 160) for sample, rate in ours.items() if sample < 160)
-    assert max(sample for sample, rate in ours.items() if rate < 3e-4 and sample <= 160) == 152
-    assert min(sample for sample, rate in ours.items() if rate < 3e-4 and sample > 160) == 1280 + BATCH
-    assert ours[160] == ours[1280] == 3e-4
-    assert ours[1440] == pytest.approx((3e-4 + 3e-5) / 2)
-    assert REPORTED(consumed_samples=1600, batch_samples=BATCH) == 3e-5
+    """Steps of either size that end a sample of the warm-up, and those that begin at one after it, have its rate."""
+    for sample in range(BATCH, 161, BATCH):
+        large, small = (REPORTED(consumed_samples=sample - size, batch_samples=size) for size in (BATCH, 8))
+        assert large == small == pytest.approx(3e-4 * sample / 160)
+    for sample in range(160, 1601, 8):
+        large, small = (REPORTED(consumed_samples=sample, batch_samples=size) for size in (BATCH, 8))
+        assert large == small == pytest.approx(3e-4 - 2.7e-4 * max(0, sample - 1280) / 320)
 
 
 @st.composite
@@ -233,10 +218,8 @@ def assert_near(parameters, expected, *, rtol, atol):
 
 
 ASKED = [
-    {"type": "adam", "betas": [0.9, 0.999]},
     {"type": "adam", "betas": [0.9, 0.99], "weight_decay": 0.3, "eps": 0.1},
     {"type": "adam", "betas": [0.8, 0.95], "weight_decay": 0.1, "amsgrad": True},
-    {"type": "adamw", "betas": [0.9, 0.999]},
     {"type": "adamw", "betas": [0.9, 0.99], "weight_decay": 0.3, "eps": 0.1},
     {"type": "adamw", "betas": [0.9, 0.999], "weight_decay": 0.1, "eps": 0.0, "amsgrad": True},
     {"type": "adamw", "betas": [0.0, 0.0], "weight_decay": 0.1, "eps": 1e-3},
@@ -254,7 +237,7 @@ def test_over_a_ramp_it_is_adam_with_the_product_of_the_betas_used(asked):
 
 @pytest.mark.parametrize("path", ["foreach", "fused"])  # the first is torch's choice on a GPU
 def test_torch_s_other_ways_to_update_read_the_same_rates(path):
-    asked, parameters = ASKED[4], weights()
+    asked, parameters = ASKED[2], weights()
     expected = adam(parameters, asked, UP_AND_DOWN)
     optimizer = torch.optim.AdamW(parameters, lr=0.0, **{path: True})
     train_weights(parameters, optimizer, MovingBeta2(settings(asked), optimizer, final_size=FINAL), UP_AND_DOWN)
@@ -308,25 +291,10 @@ def test_at_the_final_size_it_is_the_plain_optimizer_to_the_bit(name):
     plain = build_optimizer(settings(asked), theirs)
     train_weights(ours, optimizer, rates, [FINAL] * 20)
     train_weights(theirs, plain, FixedBetas(plain), [FINAL] * 20)
-    groups = [each.param_groups[0] for each in (optimizer, plain)]
-    for key in ("lr", "eps", "weight_decay"):
-        assert groups[0][key] == groups[1][key]
-    assert tuple(groups[0]["betas"]) == tuple(groups[1]["betas"])
     assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
-@given(num_updates=st.integers(1, 10_000), beta2=st.floats(0.0, 0.9999))
-@examples(50)
-def test_after_any_number_of_updates_at_the_final_size_nothing_is_corrected(num_updates, beta2):
-    asked = {"type": "adamw", "betas": [0.9, beta2], "weight_decay": 0.1}
-    optimizer, rates = moving(asked, weights(), final_size=3)
-    rates.restore({"num_updates": num_updates, "exponents": float(num_updates)})
-    rates.set(size=3, learning_rate=0.1)
-    group = optimizer.param_groups[0]
-    assert (group["lr"], group["eps"], group["weight_decay"], group["betas"]) == (0.1, 1e-8, 0.1, (0.9, beta2))
-
-
-@pytest.mark.parametrize("asked", [ASKED[1], ASKED[4], {"type": "adamw_8bit", "weight_decay": 0.1, "min_8bit_size": 8}])
+@pytest.mark.parametrize("asked", [ASKED[0], ASKED[2], {"type": "adamw_8bit", "weight_decay": 0.1, "min_8bit_size": 8}])
 def test_it_goes_on_from_its_state_to_the_bit(asked):
     whole = weights(torch.float32)
     train_weights(whole, *moving(asked, whole), SIZES)
