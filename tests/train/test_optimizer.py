@@ -253,36 +253,6 @@ def test_bitsandbytes_adams_follow_it_with_32_bit_states(name):
     assert_near(parameters, expected, rtol=1e-5, atol=1e-6)
 
 
-def error_of_8_bits(size):
-    """√v as 8-bit states have it, relative to float64, after 300 updates of gradients of very different sizes.
-
-    The 10th, 50th and 90th percentile over 1,024 elements.
-    """
-    import bitsandbytes.functional as bnb
-
-    chosen = settings({"type": "adamw_8bit", "min_8bit_size": 1})
-    generator = torch.Generator().manual_seed(0)
-    weight = nn.Parameter(torch.zeros(1024))
-    spread = torch.exp(1.5 * torch.randn(1024, generator=generator))
-    optimizer = build_optimizer(chosen, [weight])
-    rates = MovingBeta2(chosen, optimizer, final_size=64)
-    square = torch.zeros(1024, dtype=torch.float64)
-    for _ in range(300):
-        weight.grad = torch.randn(1024, generator=generator) * spread
-        rates.set(size=size, learning_rate=0.01)
-        optimizer.step()
-        rates.stepped()
-        beta2 = 0.999 ** (size / 64)
-        square = beta2 * square + (1 - beta2) * weight.grad.double() ** 2
-    state = optimizer.state[weight]
-    kept = bnb.dequantize_blockwise(state["state2"], absmax=state["absmax2"], code=state["qmap2"], blocksize=256)
-    return torch.quantile((kept.double() / square).sqrt(), torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)).numpy()
-
-
-def test_slower_forgetting_costs_8_bit_states_no_precision():
-    np.testing.assert_allclose(error_of_8_bits(1), error_of_8_bits(64), rtol=0.03)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_at_the_final_size_it_is_the_plain_optimizer_to_the_bit(name):
     asked = {"type": name, "weight_decay": 0.1}
