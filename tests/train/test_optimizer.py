@@ -261,6 +261,8 @@ def test_at_the_final_size_it_is_the_plain_optimizer_to_the_bit(name):
     plain = build_optimizer(settings(asked), theirs)
     train_weights(ours, optimizer, rates, [FINAL] * 20)
     train_weights(theirs, plain, FixedBetas(plain), [FINAL] * 20)
+    for key in ("lr", "eps", "weight_decay", "betas"):
+        assert np.array_equal(*(each.param_groups[0][key] for each in (optimizer, plain)))
     assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
