@@ -563,7 +563,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--plot config.yaml/a.png": ("the picture cannot be written", "in a folder that you can write to"),
         "--steps 5": ("--steps is for measuring, but --measure is not given", "add --measure"),
         "--layers 1": ("--layers is for measuring, but --measure is not given", "add --measure"),
-        "--measure --layers 1 --steps 5": ("--steps records the whole model", "keep one"),
+        "--measure --layers 1 --steps 5": ("--steps measures the whole model", "keep one"),
         "--measure --device t4": ("--measure runs on this machine's device", "remove one"),
         "--measure --world-size 2": ("--measure runs on one device", "remove one"),
         "--measure --steps 3 --phase generate": ("--steps is for training", "remove one"),
