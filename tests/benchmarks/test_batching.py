@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -25,15 +21,13 @@ from benchmarks.batching_epoch import (
 )
 from benchmarks.batching_padding import padded_over_real, paddings
 from benchmarks.batching_peers import accumulation_of_packs
-from benchmarks.batching_planning import long_tailed_lengths, rows_of_lengths
 from benchmarks.batching_run import Outcome, RunFailed, Spec, last_words
 from benchmarks.batching_search import Calibration, summary
 from benchmarks.search_contenders import Watched
-from benchmarks.search_oracle import block_bytes, foretell
+from benchmarks.search_oracle import foretell
 from benchmarks.search_subject import random_case, subject
 
 from brim.batching import Costs, Surface
-from brim.workflows.measure.run import RETURNED_AT_ONCE
 
 SPEC = Spec(folder="nowhere", device="cpu", contender="brim", num_threads=1)
 MIB = 2**20
@@ -44,21 +38,6 @@ OUTCOME = Outcome(
 )  # fmt: skip
 
 
-def test_limits_are_shares_of_what_the_passes_take_beside_what_the_process_takes():
-    asked = []
-
-    def start(spec):
-        asked.append((spec.limit_bytes, spec.wrong_by))
-        return OUTCOME
-
-    runs = budget_runs(SPEC, "lora", say=lambda line: None, start=start)
-    shares = [(5000, None), (3000, None), (3000, WRONG_BY), (2000, None), (2000, WRONG_BY)]
-    assert asked[:6] == [(None, None), *((mib * MIB, wrong) for mib, wrong in shares)]
-    assert [run.limit for run in runs] == ["none", "100%", "50%", "50%", "25%", "25%", "one row"]
-    assert {run.num_probes_out_of_memory for run in runs} == {0}
-    assert all(run.is_met for run in runs)
-
-
 def test_a_run_meets_its_goal_with_close_losses_and_few_failures_and_the_smallest_limit_is_the_least_that_runs():
     by_limit = {
         5000 * MIB: replace(OUTCOME, losses=[2.0, 1.0 + 2e-5]),  # further than 1e-5
@@ -67,11 +46,12 @@ def test_a_run_meets_its_goal_with_close_losses_and_few_failures_and_the_smalles
     }
 
     def start(spec):
+        asked.append((spec.limit_bytes, spec.wrong_by))
         if spec.limit_bytes is not None and spec.limit_bytes < least_bytes:
             raise RunFailed(reason)
         return by_limit.get(spec.limit_bytes or 0, OUTCOME)
 
-    least_bytes, reason = 1520 * MIB, "brim.errors.InputError: rows do not fit even alone: row 3"
+    asked, least_bytes, reason = [], 1520 * MIB, "brim.errors.InputError: rows do not fit even alone: row 3"
     runs = budget_runs(SPEC, "lora", say=lambda line: None, start=start)
     assert [(run.limit, run.wrong_by, run.is_met) for run in runs] == [
         ("none", None, True),
@@ -82,6 +62,9 @@ def test_a_run_meets_its_goal_with_close_losses_and_few_failures_and_the_smalles
         ("25%", WRONG_BY, False),  # six are too many
         ("one row", None, True),
     ]
+    # Beside what the process takes, 1,000 MiB, shares of what the passes take.
+    shares = [(5000, None), (3000, None), (3000, WRONG_BY), (2000, None), (2000, WRONG_BY)]
+    assert asked[:6] == [(None, None), *((mib * MIB, wrong) for mib, wrong in shares)]
     assert 520 * MIB <= runs[-1].tensor_bytes < 536 * MIB
     reason = "killed"
     failed = budget_runs(SPEC, "full", say=lambda line: None, start=start)[-1]
@@ -159,16 +142,6 @@ def test_padding_is_counted_by_micro_batch_and_avoided_where_launches_cost_less(
     assert dear.brim_micro_batches_per_step == 1.0
 
 
-def test_the_rows_that_are_planned_for_have_the_long_tail_of_the_docstring_rows():
-    lengths = long_tailed_lengths(100_000)
-    assert abs(np.median(lengths) - 139) < 5
-    assert abs(np.percentile(lengths, 99) - 1417) < 50
-    assert (lengths.min(), lengths.max()) == (8, 1536)
-    rows = rows_of_lengths(np.array([3, 1, 5]))
-    assert rows.lengths.tolist() == [len(row.input_ids) for row in rows] == [3, 1, 5]
-    assert rows.num_supervised.tolist() == [2, 0, 4]
-
-
 def test_the_figures_of_a_contender():
     tried = ((99, 100, [99], []), (90, 100, [101, 50, 90], [101]), (11, 10, [8, 16], [16]))
     cases = [
@@ -220,29 +193,3 @@ def test_the_prediction_is_of_what_the_step_adds(tmp_path):
     # Gradients and two moments, whatever the rows.
     assert foretold(1) > 3 * weights
     assert foretold(64) - foretold(32) == pytest.approx(32 * (foretold(32) - foretold(16)) / 16, rel=0.05)
-
-
-@pytest.mark.process
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the blocks are glibc's")
-def test_a_block_is_what_the_c_library_takes():
-    sizes = [65_000, 65_536, 100_000, 131_072 - 120, 131_072, 1_000_000, 4_194_304]
-    code = f"""
-import ctypes, re
-libc = ctypes.CDLL(None)
-def mapped():
-    return int(re.search(r"VmSize:\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024
-def take(size):
-    block = ctypes.c_void_p()
-    assert libc.posix_memalign(ctypes.byref(block), 64, size) == 0
-    return block
-mapped(), take(70_000)
-for size in {sizes}:
-    before = mapped()
-    blocks = [take(size) for _ in range(10)]
-    print((mapped() - before) / 10)
-"""
-    environment = {**os.environ, **RETURNED_AT_ONCE}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    taken = [float(line) for line in done.stdout.split()]
-    assert taken == pytest.approx([block_bytes(size) for size in sizes], abs=4096)
-    assert sum(taken) == pytest.approx(sum(map(block_bytes, sizes)), rel=0.002)
