@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
 from contextlib import nullcontext
@@ -13,7 +12,7 @@ import pytest
 from benchmarks.memory_cases import ARCHITECTURES, Case, architecture_of, grid, small, varying
 from benchmarks.memory_comparison import Comparison, Pair, compared
 from benchmarks.memory_cpu import GOAL, MODEL, PROBE, SHAPES, Bench, Figure, summary
-from benchmarks.memory_foretold import live_bytes, train_peaks
+from benchmarks.memory_foretold import train_peaks
 from benchmarks.memory_gpu import Options, measure
 from benchmarks.memory_known import GIB, KNOWN, agrees, explained, nested
 from benchmarks.ramp_memory import PhasePeak as RampPeak, by_phase, settings, spread
@@ -22,9 +21,8 @@ from tests.report.hand_made import hand_made_prediction
 from benchmarks import memory_cpu, memory_gpu, memory_worker
 from brim.config import load_config
 from brim.memory.devices import find_device
-from brim.memory.events import EventStream, Place
 from brim.workflows.measure import PhasePeak
-from brim.workflows.measure.messages import Report, as_json
+from brim.workflows.measure.messages import Report
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the resident set's peak is read from /proc")
 ALL = list(grid())
@@ -83,22 +81,6 @@ def test_cases_are_measured_on_a_cpu_and_what_cannot_run_is_told(tmp_path, monke
     assert (qlora["name"], "bitsandbytes is not installed") in comparison.missing
 
 
-def test_no_case_is_started_when_time_is_up_and_one_that_fails_does_not_end_the_others(tmp_path, monkeypatch):
-    def fails(request, device, meter):
-        raise RuntimeError("CUDA error: no kernel image")
-
-    requests, results = tmp_path / "requests.json", tmp_path / "results.jsonl"
-    item = {"request": as_json(memory_gpu._request(small(ALL[0]), tmp_path, {}, "cpu")), "trace": None}
-    monkeypatch.setattr(memory_worker, "load_bench", fails)
-    error = "RuntimeError: CUDA error: no kernel image"
-    for until, told in ((0, {"skipped": "time is up"}), (1e12, {"error": error})):
-        requests.write_text(json.dumps({"cases": [item, item], "until": until}))
-        results.unlink(missing_ok=True)
-        memory_worker.run_cases(requests, results, memory_worker.torch.device("cpu"), rehearses=False)
-        lines = [json.loads(line) for line in results.read_text().splitlines()]
-        assert lines == [{"number": number, **told} for number in (0, 1)]
-
-
 @linux
 @pytest.mark.run
 def test_each_operator_of_a_step_is_recorded_with_its_phase_and_module(tmp_path, monkeypatch):
@@ -119,25 +101,6 @@ def test_each_operator_of_a_step_is_recorded_with_its_phase_and_module(tmp_path,
     for phase in ("forward", "backward"):
         found = [place for place in recorder._operators if place.phase == phase]
         assert any(place.layer == 1 and place.module.endswith("layers.1.mlp.up_proj") for place in found), phase
-
-
-def test_a_trace_holds_each_place_once_and_live_bytes_are_those_of_its_stream(tmp_path):
-    stream = EventStream()
-    there = Place("forward", 0, "model.layers.0", "aten.mm")
-    first = stream.birth(512, "temporary", there)
-    stream.birth(100, "temporary", Place("backward"))
-    stream.death(first, there)
-    expected = {
-        "sizes": [512, 100],
-        "storages": [0, 1, -1],
-        "place_numbers": [0, 1, 0],
-        "places": [["forward", 0, "model.layers.0", "aten.mm"], ["backward", None, "", ""]],
-    }
-    assert memory_worker.compact(stream) == expected
-    file = tmp_path / "trace.json.gz"
-    memory_worker.write_compact(stream, file)
-    assert json.loads(gzip.decompress(file.read_bytes())) == expected
-    assert live_bytes(stream).tolist() == [512, 612, 100]
 
 
 def figure(shape, live_bytes, measured_bytes):

@@ -104,14 +104,14 @@ def test_places_are_told_by_the_lines_of_the_log():
 def test_all_kinds_are_planned_over_as_many_tokens_and_end_in_steps_as_in_epochs():
     plans = planned(num_rows=200, repeats=1)
     assert {plan.schedule for plan in plans} == set(KINDS)
-    by_epochs = {plan.schedule: plan for plan in plans if plan.counted_in == "epochs"}
-    by_steps = {plan.schedule: plan for plan in plans if plan.counted_in == "train_steps"}
-    assert {name: plan.total_steps for name, plan in by_epochs.items()} == {
-        name: plan.total_steps for name, plan in by_steps.items()
-    }
-    assert by_epochs["constant"].num_phases == 1
-    assert by_epochs["table of 10 token steps"].num_phases == 10
-    tokens_of_a_step = NUM_TOKENS / by_epochs["constant"].total_steps
+    by_epochs, by_steps = (
+        {plan.schedule: plan.total_steps for plan in plans if plan.counted_in == unit}
+        for unit in ("epochs", "train_steps")
+    )
+    assert by_epochs == by_steps
+    num_phases = {plan.schedule: plan.num_phases for plan in plans}
+    assert (num_phases["constant"], num_phases["table of 10 token steps"]) == (1, 10)
+    tokens_of_a_step = NUM_TOKENS / by_epochs["constant"]
     assert 200 * 100 < tokens_of_a_step < 200 * 400, "an epoch of 200 rows is a step"
 
 
