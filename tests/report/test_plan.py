@@ -16,7 +16,7 @@ from tests.planning.hand_made import (
 )
 
 from brim.notes import kind_of, topic_of
-from brim.planning import LengthSummary, short_plan
+from brim.planning import short_plan
 from brim.report import plan_table
 from brim.report.plan import short_count
 
@@ -31,22 +31,13 @@ def words(plan):
     return " ".join(printed(plan).split())
 
 
-def test_whole_plans(golden):
-    golden("report/plan.txt", printed(hand_made_plan()))
-    golden("report/plan_that_moves.txt", printed(plan_that_moves()))
-    golden("report/plan_that_adapts.txt", printed(plan_that_adapts()))
-
-
-def test_short_plans(golden):
-    plans = {
-        "taken": hand_made_plan(),
-        "moves": plan_that_moves(),
-        "adapts": plan_that_adapts(),
-        "does not fit": plan_that_does_not_fit(),
-    }
-    golden(
-        "report/plans_in_short.txt", "\n\n".join("\n".join([f"# {name}", *short_plan(plans[name])]) for name in plans)
-    )
+def test_whole_and_short_plans(golden):
+    plans = {"taken": hand_made_plan(), "moves": plan_that_moves(), "adapts": plan_that_adapts()}
+    for name, file in zip(plans, ("plan", "plan_that_moves", "plan_that_adapts"), strict=True):
+        golden(f"report/{file}.txt", printed(plans[name]))
+    plans["does not fit"] = plan_that_does_not_fit()
+    shown = ["\n".join([f"# {name}", *short_plan(plan)]) for name, plan in plans.items()]
+    golden("report/plans_in_short.txt", "\n\n".join(shown))
 
 
 def test_where_no_way_fits_the_longest_rows_are_named_if_any_is_short_enough(golden):
@@ -81,14 +72,9 @@ def test_the_short_form_says_what_the_run_takes_and_what_is_good_to_know(make):
     assert [topic_of(line) for line in told[:2]] == ["batch", "memory"]
     assert told[-2:] == list(plan.advice)
     assert [kind_of(line) for line in told[-2:]] == ["warning", "note"]
-
-
-def test_what_would_be_faster_is_a_detail_of_a_way_that_is_taken():
-    plan = hand_made_plan()
-    faster = "a step is bound by arithmetic (70% of its time)"
-    chosen = replace(plan.chosen, advice=(faster,))
-    told = short_plan(replace(plan, chosen=chosen, advice=("the losses differ", faster)))
-    assert [(str(line), kind_of(line)) for line in told[-2:]] == [("the losses differ", "note"), (faster, "detail")]
+    if plan.chosen is not None:  # what would be faster than a way that is taken is a detail
+        told = short_plan(replace(plan, chosen=replace(plan.chosen, advice=plan.advice[1:])))
+        assert [kind_of(line) for line in told[-2:]] == ["note", "detail"]
 
 
 def test_phases_are_shown_where_the_batch_moves_and_fits_those_left_out_are_counted():
@@ -116,12 +102,6 @@ def test_no_figure_is_cut_off(width):
         assert max(map(len, told.splitlines())) <= width
 
 
-def test_large_numbers_are_short_and_one_is_singular():
+def test_large_numbers_are_short():
     shown = {0: "0", 999: "999", 1000: "1k", 1254: "1.25k", 999_499: "999k", 999_500: "1M", 3 * 10**18: "3e+03P"}
     assert {number: short_count(number) for number in shown} == shown
-    single = LengthSummary(
-        num_rows=1, num_tokens=1, shortest=1, median=1, p90=1, p99=1, longest=1, histogram=((16, 1),)
-    )
-    plan = replace(hand_made_plan(), lengths=single, total_steps=1, effective_batch_size=1)
-    assert "\n1 row, 1 token\n1 to 1 token a row: half up to 1, 90% up to 1, 99% up to 1\n" in printed(plan)
-    assert repr(plan).startswith("TrainingPlan: 1 step, updates of 1 row, on ")

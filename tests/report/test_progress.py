@@ -9,18 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import example, given, strategies as st
 
-from brim.notes import (
-    MOST_LINES,
-    Note,
-    PlanCard,
-    in_lines,
-    kind_of,
-    planned,
-    short_of,
-    status,
-    warning,
-    wrapped,
-)
+from brim.notes import MOST_LINES, Note, PlanCard, in_lines, kind_of, planned, short_of, status, warning, wrapped
 from brim.report import Screen, listening, screen as module, show
 from brim.report.screen import LiveLine, RowProgress, TrainProgress, event_line
 
@@ -28,11 +17,7 @@ TOPICS = ["configuration", "rows", "run", "machine"]
 TEXTS = st.integers(0, 99).map(str)
 NOTES = st.one_of(
     st.builds(
-        Note,
-        TEXTS,
-        kind=st.just("warning"),
-        topic=st.sampled_from(TOPICS),
-        short=st.sampled_from(["", "x", "y"]),
+        Note, TEXTS, kind=st.just("warning"), topic=st.sampled_from(TOPICS), short=st.sampled_from(["", "x", "y"])
     ),
     st.builds(planned, st.sampled_from(["model", "data", "batch", "memory", "time"]), TEXTS),
     st.builds(Note, TEXTS, kind=st.sampled_from(["note", "detail", "status"])),
