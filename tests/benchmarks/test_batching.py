@@ -163,10 +163,7 @@ def test_the_figures_of_a_contender():
     }
 
 
-def test_what_was_tried_is_watched_on_a_case_that_its_seed_and_number_decide(tmp_path):
-    assert random_case(3, "counted") == random_case(3, "counted")
-    drawn = [random_case(number, seed) for seed in ("counted", "calibration") for number in range(20)]
-    assert len({(case.hidden, case.tokens, case.room_bytes) for case in drawn}) == 40
+def test_what_was_tried_is_watched(tmp_path):
     torch.manual_seed(0)
     watched = Watched(subject(random_case(0, "counted"), tmp_path))
     for size in (1, 1, 2):

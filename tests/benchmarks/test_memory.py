@@ -11,18 +11,15 @@ from itertools import groupby
 import pytest
 from benchmarks.memory_cases import ARCHITECTURES, Case, architecture_of, grid, small, varying
 from benchmarks.memory_comparison import Comparison, Pair, compared
-from benchmarks.memory_cpu import GOAL, MODEL, PROBE, SHAPES, Bench, Figure, summary
-from benchmarks.memory_foretold import train_peaks
+from benchmarks.memory_cpu import GOAL, Figure, summary
 from benchmarks.memory_gpu import Options, measure
 from benchmarks.memory_known import GIB, KNOWN, agrees, explained, nested
-from benchmarks.ramp_memory import PhasePeak as RampPeak, by_phase, settings, spread
+from benchmarks.ramp_memory import PhasePeak, by_phase, settings, spread
 from tests.report.hand_made import hand_made_prediction
 
-from benchmarks import memory_cpu, memory_gpu, memory_worker
+from benchmarks import memory_gpu, memory_worker
 from brim.config import load_config
 from brim.memory.devices import find_device
-from brim.workflows.measure import PhasePeak
-from brim.workflows.measure.messages import Report
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the resident set's peak is read from /proc")
 ALL = list(grid())
@@ -119,30 +116,6 @@ def test_the_summaries_are_of_absolute_errors_and_the_probe_gives_the_constant_f
     assert found["error_calibrated"]["largest"] == pytest.approx(50 / 6150)
 
 
-def test_on_a_cpu_what_is_asked_for_is_what_is_predicted(tmp_path, monkeypatch):
-    asked = []
-
-    def measured(request, environment):
-        asked.append(request)
-        peak = PhasePeak(
-            phase="train", step=1, allocated_bytes=None, reserved_bytes=None, outside_bytes=None, total_bytes=5000,
-            end_bytes=0, baseline_bytes=1000,
-        )  # fmt: skip
-        return Report(device="cpu", kind="cpu", baseline_bytes=1000, peaks=(peak, peak), notes=())
-
-    assert len({shape.name for shape in SHAPES}) == len(SHAPES) >= 20
-    assert SHAPES[0] is PROBE
-    monkeypatch.setattr(memory_cpu, "measured_alone", measured)
-    model = {**MODEL, "vocab_size": 300, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    bench = Bench(tmp_path, model)
-    shape = next(shape for shape in SHAPES if shape.settings == "two micro-batches")
-    found = bench.figure(shape)
-    assert asked[0].step_lengths == ((512,) * (2 * shape.rows),)
-    expected = train_peaks(bench._settings(shape), [(shape.rows, shape.tokens)] * 2, {"name": "cpu"})
-    assert found.live_bytes == tuple(each.allocated_bytes for each in expected)
-    assert found.measured_bytes == (5000, 5000)
-
-
 def test_the_command_of_a_known_figure_is_its_settings_and_another_figure_is_explained_on_their_screen():
     assert len({known.name for known in KNOWN}) == len(KNOWN) == 10
     assert len({known.source for known in KNOWN}) >= 4
@@ -179,7 +152,7 @@ def test_the_first_step_of_a_ramps_phase_is_left_out_and_the_spread_is_over_the_
     assert (trainer.effective_batch_size, trainer.train_samples) == (512, 4096)
     steps = [(8, 2, 900), (8, 3, 500), (8, 2, 520), (16, 4, 700), (512, 60, 100), (512, 61, 510)]
     assert by_phase(steps, beside_bytes=400) == [
-        RampPeak(effective_batch_size=8, num_steps=2, most_micro_batches=3, peak_bytes=520, tensor_bytes=120),
-        RampPeak(effective_batch_size=512, num_steps=1, most_micro_batches=61, peak_bytes=510, tensor_bytes=110),
+        PhasePeak(effective_batch_size=8, num_steps=2, most_micro_batches=3, peak_bytes=520, tensor_bytes=120),
+        PhasePeak(effective_batch_size=512, num_steps=1, most_micro_batches=61, peak_bytes=510, tensor_bytes=110),
     ]
     assert spread([100, 104, 103]) == pytest.approx(0.04)

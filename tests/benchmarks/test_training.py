@@ -1,4 +1,4 @@
-"""The benchmarks of training: losses beside those of other loops, schedules, noise, dropout by row, and the records."""
+"""The benchmarks of training: losses beside those of other loops, noise, dropout by row, and the records."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ import torch
 from benchmarks.dropout_by_row import main as dropout_by_row
 from benchmarks.loop_overhead import TINY, Case, measure
 from benchmarks.loss_equality import Bench, Scenario, compare
-from benchmarks.noise_accuracy import WAYS, Pool, accuracy
+from benchmarks.noise_accuracy import Pool
 from benchmarks.report import command, write_report
-from benchmarks.schedule_killed import Moment
-from benchmarks.schedules import KINDS, NUM_TOKENS, planned
 
 SCENARIO = Scenario(
     method="lora", optimizer={"type": "adamw", "weight_decay": 0.01}, decay="constant", num_rows=70
@@ -53,19 +51,15 @@ def test_losses_are_those_of_a_bare_loop_to_the_bit_and_dropout_by_row_is_timed_
     assert all(float(figure) > 0 for figure in (milliseconds, *ratios))
 
 
-def make_pool():
-    """Rows whose gradient points elsewhere the longer they are, and has less noise."""
+def test_what_is_true_of_a_pool():
+    """Of rows whose gradient points elsewhere the longer they are, and has less noise."""
     random = np.random.default_rng(0)
     lengths = random.integers(5, 100, 150)
     common, by_length = random.standard_normal((2, 40)) / 4
     gradients = common + by_length * (lengths[:, None] / 50 - 1)
     gradients += random.standard_normal((150, 40)) * np.sqrt(20 / lengths)[:, None]
     sums = gradients * lengths[:, None]
-    return Pool(lengths=lengths, weights=lengths, products=sums @ sums.T), sums
-
-
-def test_what_is_true_of_a_pool():
-    pool, sums = make_pool()
+    pool = Pool(lengths=lengths, weights=lengths, products=sums @ sums.T)
     mean = sums.sum(0) / pool.weights.sum()
     assert pool.squared_gradient == pytest.approx((mean**2).sum())
     random = np.random.default_rng(1)
@@ -76,43 +70,6 @@ def test_what_is_true_of_a_pool():
     covariance = noise.T @ noise / 150
     dimensions = np.trace(covariance) ** 2 / np.trace(covariance @ covariance)
     assert pool.effective_dimensions == pytest.approx(dimensions)
-
-
-def test_only_random_groups_and_no_word_on_covariances_find_it():
-    pool, _ = make_pool()
-    found = {way.name: accuracy(way, pool, 64, 250) for way in WAYS}
-    assert found["8 random groups"].noise_scale == pytest.approx(1, abs=0.1)
-    assert found["each row by itself"].noise_scale == pytest.approx(1, abs=0.1)
-    assert found["8 groups by length"].noise_scale > 1.2
-    assert found["each row by itself, one covariance"].noise_scale > 1.2
-    assert found["8 groups by length, one covariance"].noise_scale > 1.2
-
-
-def test_places_are_told_by_the_lines_of_the_log():
-    for record, places in (
-        ({"split": "train", "num_samples": 8}, ["step"]),
-        ({"split": "train", "num_samples": 56}, ["step", "epoch"]),
-        ({"split": "validation"}, ["evaluation"]),
-        ({"event": "schedule"}, ["switch"]),
-        ({"event": "point", "num_samples": 28}, ["point"]),
-        ({"event": "checkpoint"}, ["checkpoint"]),
-        ({"split": "test"}, []),
-    ):
-        assert list(Moment.places_of(record)) == places
-
-
-def test_all_kinds_are_planned_over_as_many_tokens_and_end_in_steps_as_in_epochs():
-    plans = planned(num_rows=200, repeats=1)
-    assert {plan.schedule for plan in plans} == set(KINDS)
-    by_epochs, by_steps = (
-        {plan.schedule: plan.total_steps for plan in plans if plan.counted_in == unit}
-        for unit in ("epochs", "train_steps")
-    )
-    assert by_epochs == by_steps
-    num_phases = {plan.schedule: plan.num_phases for plan in plans}
-    assert (num_phases["constant"], num_phases["table of 10 token steps"]) == (1, 10)
-    tokens_of_a_step = NUM_TOKENS / by_epochs["constant"]
-    assert 200 * 100 < tokens_of_a_step < 200 * 400, "an epoch of 200 rows is a step"
 
 
 def test_a_record_holds_what_is_needed_to_judge_and_repeat_it_and_nothing_of_whose_machine_it_was(
