@@ -9,19 +9,9 @@ from matplotlib.colors import to_hex
 from tests.report.hand_made_runs import figures, two_by_three
 
 from brim.report import comparison_notes, comparison_tables, curves_plot, final_split, summaries
-from brim.report.comparison import Estimate, Spread
+from brim.report.comparison import Estimate
 from brim.report.curves import COLOURS, demeaned, look, of_evaluations, of_training
 from brim.train import Curve
-
-
-def test_means_and_what_the_runs_took():
-    first, second = summaries(two_by_three())
-    assert (first.name, first.seeds) == ("a", (0, 1, 2))
-    assert first.losses["validation"].mean == pytest.approx(2.1)
-    assert first.losses["validation"].interval.high == pytest.approx(2.1 + 4.302653 * 0.1 / math.sqrt(3))
-    assert first.num_tokens == Spread(least=1000, mean=1001, most=1002)
-    assert (second.num_steps, second.seconds) == (Spread(least=20, mean=20, most=20), Spread(least=2, mean=2, most=2))
-    assert first.differences == {}
 
 
 def test_differences_are_paired_by_seed_and_what_they_show_is_told():

@@ -85,6 +85,7 @@ def test_a_card_s_lines_have_their_order_and_rows_stand_with_the_data():
         ("more", "1 note: --verbose"),
     ]
     assert card_of(notes[1:2])[0] == ("data", "3 of 60 rows cut")
+    assert wrapped("data", "w" * 200, width=40) == f"data    {'w' * 200}", "a path stays whole"
     assert str(notes[3]) == "memory: 1 GiB of 2 GiB (all of it)"
 
 
@@ -109,17 +110,6 @@ def test_the_last_line_says_where_the_others_are_and_what_comes_later_is_shown_a
     notes = [str(number) for number in range(MOST_LINES + 1)]
     assert [text for _, text in card_of(notes[:-1])] == notes[:-1], "they just fit"
     assert [text for _, text in card_of(notes)] == [*notes[:-2], "2 notes: --verbose"]
-
-
-def test_a_line_that_is_longer_than_the_screen_goes_on_under_its_beginning():
-    assert wrapped("data", "one two three", width=80) == "data    one two three"
-    assert wrapped("data", "word " * 20, width=40).splitlines() == [
-        "data    word word word word word word",
-        "        word word word word word word",
-        "        word word word word word word",
-        "        word word",
-    ]
-    assert wrapped("data", "w" * 200, width=40) == f"data    {'w' * 200}", "a path stays whole"
 
 
 def test_a_pipe_gets_the_notes_alone_also_those_that_are_held_where_the_run_fails():
