@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from faults.campaign import Plan, judge
-from faults.cases import Case, Skip, spread, trials
-from faults.catalogue import CATALOGUE, row_names
+from faults.cases import Case, Skip, trials
+from faults.catalogue import CATALOGUE
 from faults.disk import lost_from
 from faults.forked import Brim
 from faults.order import renames
@@ -40,46 +40,17 @@ def test_brim_keeps_its_promises_in_every_row_of_the_table(fault):
     assert {trial.row for trial in trials if trial.outcome == "skipped"} <= MAY_BE_SKIPPED
 
 
-def test_rows_are_told_apart_and_each_says_what_is_promised():
-    rows = [row for fault in CATALOGUE for row in fault.rows]
-    assert len(row_names()) == len(rows)
-    for row in rows:
-        assert all(text and "|" not in text for text in (row.fault, row.where, row.promise))
-
-
-# Trials are shared out, each is done once, and what goes wrong is told
-
-
-def settings(**changes):
-    return Settings(folder=Path(), brim=Brim(), short=False, seed=0, **changes)
-
-
-def test_each_trial_is_one_processs():
-    cases = [Case(row="r", name=str(number), judge=str) for number in range(7)]
-    for num_workers in (1, 2, 3):
-        shares = [settings(worker=worker, num_workers=num_workers) for worker in range(num_workers)]
-        done = [trial.case for share in shares for trial in trials(cases, share)]
-        assert sorted(done) == [str(number) for number in range(7)]
-
-
 def test_what_was_wrong_is_a_failure_and_what_cannot_be_tried_is_skipped():
     def skip():
         raise Skip("no compiler")
 
     judges = {"a": lambda: "", "b": lambda: "lost", "c": skip}
     cases = [Case(row="r", name=name, judge=judge) for name, judge in judges.items()]
-    assert list(trials(cases, settings())) == [
+    assert list(trials(cases, Settings(folder=Path(), brim=Brim(), short=False, seed=0))) == [
         Trial(row="r", case="a", outcome="passed"),
         Trial(row="r", case="b", outcome="failed", why="lost"),
         Trial(row="r", case="c", outcome="skipped", why="no compiler"),
     ]
-
-
-def test_a_few_are_spread_over_all():
-    for number, wanted, seed, chosen in [
-        (10, 3, 0, [1, 4, 7]), (10, 3, 1, [2, 5, 8]), (10, 3, 2, [0, 3, 6]), (3, 5, 9, [0, 1, 2]), (0, 2, 0, []),
-    ]:  # fmt: skip
-        assert spread(number, wanted, seed=seed) == chosen
 
 
 # What the judges see of a run's folder
