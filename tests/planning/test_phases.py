@@ -137,7 +137,6 @@ def test_the_last_step_of_a_phase_is_the_one_that_a_walk_comes_to(sizes, gaps, n
 
 # A phase that cannot be gone through is found before the run, whatever asked for it
 
-
 LINEAR = BatchSchedule.linear(initial=1, final=4096, length_samples=10**12)
 DOUBLING = BatchSchedule.doubling(initial=8, final=64, length_samples=1000)
 LARGE = BatchSchedule.of([(0, 8), (100, 101), (150, 4000), (200, 100)])
@@ -147,20 +146,10 @@ LATE = BatchSchedule.of([(0, 8), (100, 16), (200, 32), (250, 64)])
 @pytest.mark.parametrize(
     ("schedule", "num_rows", "total_samples", "expected"),
     [
-        (
-            LARGE,
-            100,
-            300,
-            ["phase 3 of 4 asks for 4,000 rows a step, and there are 100 … fix: lower it to 100 or less"],
-        ),
+        (LARGE, 100, 300, ["phase 3 of 4 asks for 4,000 rows … there are 100 … fix: lower it to 100 or less"]),
         (BatchSchedule.of([(0, 8), (100, 100)]), 100, 300, []),
         (BatchSchedule.constant(1000), 10, 20, []),  # one size for the whole run may be larger
-        (
-            LINEAR,
-            4000,
-            2 * 10**12,
-            ["phase 4,096 of 4,096 asks for 4,096 rows a step, and there are 4,000 to train on"],
-        ),
+        (LINEAR, 4000, 2 * 10**12, ["phase 4,096 of 4,096 asks for 4,096 rows … there are 4,000 to train on"]),
         (LATE, 100, 251, []),
         (LATE, 100, 250, ["phase 4 of 4, 64 rows a step after 250 samples, is never … the run ends after 250\n"]),
         (LATE, 100, 150, ["phase 3 of 4, 32 rows a step after 200 … ends after 150, nor is the one after it\n"]),
