@@ -1,7 +1,7 @@
 """What tests share: the gallery holds what its recipes promise, and a golden file is compared to the letter."""
 
 import pytest
-from tests.gallery import RECIPES, Gallery
+from tests.gallery import RECIPES
 from tests.golden import Golden
 
 
@@ -20,15 +20,6 @@ def test_each_run_is_what_its_name_says(gallery, name):
     assert [step["effective_batch_size"] for step in steps(piece)] == sizes.get(name, [8, 8, 8, 4] * 2)
 
 
-def test_a_test_that_changes_a_run_is_found(tmp_path, tiny_base):
-    own = Gallery(tmp_path, base=tiny_base)
-    piece = own("stopped")
-    own.check_untouched()
-    (piece.run / "notes.txt").write_text("changed")
-    with pytest.raises(AssertionError, match="changed runs of the gallery: stopped"):
-        own.check_untouched()
-
-
 def test_a_golden_file_is_written_and_compared(tmp_path):
     with pytest.raises(AssertionError, match=r"a/table.txt: no such golden file"):
         Golden(write=False, folder=tmp_path)("a/table.txt", "x\n")
@@ -36,7 +27,3 @@ def test_a_golden_file_is_written_and_compared(tmp_path):
     Golden(write=False, folder=tmp_path)("a/table.txt", "rows  3\n")
     with pytest.raises(AssertionError, match=r"differs from tests/golden/a/table.txt"):
         Golden(write=False, folder=tmp_path)("a/table.txt", "rows  4\n")
-
-
-def test_what_has_no_mark_is_a_unit(request):
-    assert request.node.get_closest_marker("unit")
