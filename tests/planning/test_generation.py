@@ -84,8 +84,6 @@ BOUND = {
     "llama, guidance": {"guidance_scale": 1.5},
     "gemma2": {"attention": "eager", "num_beams": 3},
     "qwen3_moe": {"num_beams": 3},
-    "gpt_neox": {"attention": "eager", "num_beams": 3},
-    "gpt2": {"num_beams": 3},
 }
 
 
