@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from hypothesis import given, strategies as st
-from transformers import AutoTokenizer
 
 import demo
 from brim import Model
@@ -60,14 +59,6 @@ def test_line_ends_with_their_indentation_and_digits_are_tokens_and_the_same_tex
     assert LEARNED.encode("20252025").tokens == list("20252025")
     assert tokenizer.train(TEXTS, vocabulary_size=300).to_str() == LEARNED.to_str()
     assert [LEARNED.token_to_id(token) for token in (tokenizer.END_OF_TEXT, tokenizer.PADDING)] == [0, 1]
-
-
-def test_transformers_reads_what_was_saved(tmp_path: Path) -> None:
-    tokenizer.save(LEARNED, tmp_path, context_length=64)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert (loaded.eos_token, loaded.pad_token) == (tokenizer.END_OF_TEXT, tokenizer.PADDING)
-    assert (loaded.bos_token, loaded.unk_token, loaded.model_max_length) == (None, None, 64)
-    assert loaded("def f1(self):").input_ids == LEARNED.encode("def f1(self):").ids
 
 
 def test_held_out_modules_take_few_tokens(modules: list[Module]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import subprocess
 import sys
 import textwrap
@@ -160,10 +159,3 @@ def test_pieces_hold_every_line_once_and_in_order(bodies: list[int], max_charact
 def test_a_table_is_no_pretraining_text() -> None:
     module = module_of("x = 1\ntable = [\n" + "    0,\n" * 50 + "]\ny = 2\n")
     assert list(pieces(module, 100)) == ["x = 1\ny = 2"]
-
-
-def test_write_jsonl_keeps_text_as_it_is(tmp_path: Path) -> None:
-    rows = rows_of('def f():\n    """Größe\u2028."""\n    return "\\n"\n')
-    dataset.write_jsonl(rows, tmp_path / "new" / "rows.jsonl")
-    [line] = (tmp_path / "new" / "rows.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
-    assert json.loads(line)["instruction"] == "Größe\u2028."
