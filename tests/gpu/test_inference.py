@@ -3,11 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from tests.gallery import usual
 from tests.infer.families import FAMILIES, GREEDY, MOST_NEW, RECURRENT, alone, build, ended, prompts, rows_of
 
-import brim
-from brim.errors import OutOfMemoryError
 from brim.infer.engines import FixedRoom, SlotsEngine, StaticEngine, respond_to
 from brim.models import precision
 
@@ -72,13 +69,6 @@ def test_what_does_not_fit_is_generated_all_the_same_and_once(larger, little_mem
     assert sum(done) == len(rows)
 
 
-def test_a_row_that_never_fits_is_named(larger, little_memory):
-    rows = rows_of([10, 4000, 10], vocabulary=1000)
-    little_memory(48 << 20)
-    with pytest.raises(OutOfMemoryError, match="row 1"):
-        engine(SlotsEngine, larger, LONGER).run(rows, on_finished=lambda finished: None)
-
-
 def test_the_flip_rate_in_bf16_is_below_one_half_and_recorded(larger, record_property):
     """CONTRACT: equal only for recorded, unrefilled batches; up to half of the rows of a random model flip."""
     model = larger.to(torch.bfloat16)
@@ -90,13 +80,3 @@ def test_the_flip_rate_in_bf16_is_below_one_half_and_recorded(larger, record_pro
         record_property(f"flip_rate_{kind.name}", float(rate))
         assert rate <= 0.5, kind.name
     larger.to(torch.float32)
-
-
-@pytest.mark.parametrize("name", ["slots", "static"])
-def test_a_data_set_is_predicted_by_each_engine(tiny_base, sums_file, name):
-    def texts(engine_name):
-        generation = {"max_new_tokens": 6, "do_sample": False, "engine": engine_name}
-        model = brim.Model(usual(tiny_base, adapter=None, precision="fp32", generation=generation))
-        return model.predict(sums_file).predictions["answer_response"].tolist()
-
-    assert texts(name) == texts("auto")
