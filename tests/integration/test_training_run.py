@@ -51,6 +51,8 @@ def test_a_run_leaves_what_the_contract_names(whole, tiny_base):
         "adapter_config.json", "adapter_model.safetensors", "generation_config.json", "manifest.json",
         "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
+    generation = json.loads((run / "model" / "generation_config.json").read_text())  # where other tools stop
+    assert generation.items() >= {"eos_token_id": [0], "pad_token_id": 1, "max_new_tokens": 6}.items()
     assert pq.read_table(run / "ledger.parquet").num_rows == 0
     assert list((run / "tensorboard").iterdir())
     assert not [p for p in run.rglob("*") if p.suffix in (".bin", ".pt", ".pkl", ".pth")]
@@ -182,15 +184,6 @@ def test_a_model_with_dropout_of_its_own_trains_the_same_twice(train, tiny_base,
         torch.manual_seed(seed)  # what happened before must not matter
         train(name, base=base, trainer={"epochs": 1}, **FULL)
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", {"type": "sgd", "momentum": 0.9}, "adafactor"])
-def test_every_optimizer_lowers_the_loss(train, teachable_base, tmp_path, optimizer):
-    rate = 0.01 if optimizer == "adamw" else 0.05
-    settings = {"optimizer": optimizer, "learning_rate": rate, "epochs": 4, "gradient_clipping": None}
-    train("run", base=teachable_base, adapter=None, trainer=settings)
-    sequence = losses(tmp_path / "run")
-    assert np.mean(sequence[-4:]) < 0.6 * np.mean(sequence[:4])  # 0.44 and less
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "fp16-mixed"])
