@@ -14,7 +14,7 @@ from brim import Model
 from brim.train import RunFolder
 from brim.workflows.prediction import check_output, write_predictions
 from stdlib_code import dataset, pretrain, tokenizer
-from stdlib_code.dataset import TRAIN, Module, Row, pretraining_rows
+from stdlib_code.dataset import Module, Row
 
 FOLDER = pretrain.BASE_MODEL
 TEXTS = [f"def f{n}(self):\n    for x in y:\n        return self.x[{n}]\n\n\n" for n in range(50)]
@@ -50,22 +50,6 @@ def test_it_has_learned_python_that_it_has_not_seen(modules: list[Module]) -> No
 @given(st.text())
 def test_any_text_comes_back(text: str) -> None:
     assert LEARNED.decode(LEARNED.encode(text).ids, skip_special_tokens=False) == text
-
-
-def test_line_ends_with_their_indentation_and_digits_are_tokens_and_the_same_texts_give_the_same() -> None:
-    larger = tokenizer.train(TEXTS, vocabulary_size=400)
-    for piece in ("\n    ", "\n        ", "\n\n\n"):
-        assert len(larger.encode(f"x{piece}y").tokens) == 3
-    assert LEARNED.encode("20252025").tokens == list("20252025")
-    assert tokenizer.train(TEXTS, vocabulary_size=300).to_str() == LEARNED.to_str()
-    assert [LEARNED.token_to_id(token) for token in (tokenizer.END_OF_TEXT, tokenizer.PADDING)] == [0, 1]
-
-
-def test_held_out_modules_take_few_tokens(modules: list[Module]) -> None:
-    learned = tokenizer.train(str(row["completion"]) for row in pretraining_rows(modules))
-    held_out = [module.text for module in modules if module.split != TRAIN]
-    assert learned.get_vocab_size() == 4096
-    assert tokenizer.bytes_per_token(learned, held_out) > 3.3
 
 
 def stand_in(verb: str, *arguments: str | Path) -> float:

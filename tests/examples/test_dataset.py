@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +123,8 @@ def test_another_process_finds_the_same_rows(rows: list[Row], tmp_path: Path) ->
     script = [sys.executable, str(EXAMPLES / "stdlib_code" / "dataset.py"), str(tmp_path / "there.jsonl")]
     subprocess.run(script, check=True, env={"PYTHONHASHSEED": "1"}, capture_output=True)
     assert (tmp_path / "there.jsonl").read_bytes() == (tmp_path / "here.jsonl").read_bytes()
+    lines = (tmp_path / "here.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    assert [json.loads(line) for line in lines] == [asdict(row) for row in rows]
 
 
 def test_files_that_are_tests_installed_broken_or_not_utf8_are_no_modules(tmp_path: Path) -> None:
@@ -154,8 +158,3 @@ def test_pieces_hold_every_line_once_and_in_order(bodies: list[int], max_charact
     cut = list(pieces(module_of(text), max_characters))
     assert "\n".join(cut).split() == text.split()
     assert all(len(piece) <= max_characters for piece in cut)
-
-
-def test_a_table_is_no_pretraining_text() -> None:
-    module = module_of("x = 1\ntable = [\n" + "    0,\n" * 50 + "]\ny = 2\n")
-    assert list(pieces(module, 100)) == ["x = 1\ny = 2"]
