@@ -147,13 +147,6 @@ def test_lines_are_convex_and_longer_rows_steeper(host_s, is_asynchronous):
         assert (longer >= shorter - 1e-9).all()
 
 
-def test_rows_of_one_length():
-    counts = {shape: hand_counted(*shape) for shape in [(1, 512), (2, 512)]}
-    surface = TimeEstimate.of(counts, speed(), longest=512, shortest=512, most_rows=1).surface
-    assert surface.lengths == (512,)
-    assert float(surface(1, 512)) == pytest.approx((10**6 + 100 * 512 + 400 * 512) / 1e6 + 8 * 512 * 512 / 0.5e6)
-
-
 def test_what_bounds_a_step_and_what_would_help():
     for keys, shape, bound_by, advice in (
         ({}, (1, 16), "memory traffic", r"memory traffic \(100% .*take 49% less time per token; 4-bit weights alone"),
