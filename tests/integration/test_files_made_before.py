@@ -94,14 +94,6 @@ def test_a_prediction_half_done_ends_in_the_same_file(made):
         assert after[key] == before[key]
 
 
-def test_a_prediction_that_was_finished_stays_as_it_is(made):
-    before, said = digests(made), []
-    result = brim.Model.load("run").predict("rows.jsonl", output="whole.jsonl", resume=True, say=said.append)
-    assert "the output is complete: whole.jsonl stays as it is" in said
-    assert len(result.predictions) == NUM_ROWS
-    assert digests(made) == before
-
-
 def test_an_old_cache_changes_nothing(made, rows, monkeypatch):
     """An entry's name says which code made it, and this version asks for others."""
 

@@ -101,14 +101,6 @@ def test_a_run_with_8_bit_states_continues_to_the_bit(tiny_base, sums_file, tmp_
 
 
 @EACH
-def test_texts_do_not_depend_on_the_batch(tiny_base, sums_file, quantization):
-    """Greedy and in fp32, on a CPU: with bitsandbytes' own evaluation kernel for 8 bits they would."""
-    model = brim.Model(untrained(tiny_base, quantization))
-    alone, together = (model.predict(sums_file, batch_size=size).predictions for size in (1, 8))
-    assert alone["answer_response"].tolist() == together["answer_response"].tolist()
-
-
-@EACH
 def test_a_saved_quantised_model_opens_and_is_the_same(teachable_base, sums_file, tmp_path, quantization):
     model = brim.Model(untrained(teachable_base, quantization))
     before = model.evaluate(sums_file, split="test").rows["loss"].tolist()

@@ -93,17 +93,6 @@ def test_the_choice_is_said_and_saved_with_a_number_and_a_reason(gallery):
     assert saved(run) == (True, [{"key": "trainer.chunked_loss", "value": True, "reason": reason}])
 
 
-def test_evaluation_of_a_base_model_says_what_it_chose(tiny_base, sums_file, small_chunks):
-    figures = []
-    for chunked in (False, "auto"):
-        said, trainer = [], {"type": "none", "chunked_loss": chunked}
-        model = brim.Model({**usual(tiny_base, adapter=None), "trainer": trainer})
-        figures.append(model.train(sums_file, say=said.append).metrics["test"])
-        assert any(line.startswith("trainer.chunked_loss: True") for line in said) == (chunked == "auto")
-    assert figures[1]["loss"] == pytest.approx(figures[0]["loss"], rel=1e-5)
-    assert figures[1]["token_accuracy"] == figures[0]["token_accuracy"]
-
-
 def test_chunks_know_the_loss_scale_beforehand(train, tmp_path, monkeypatch):
     scales = []
 
