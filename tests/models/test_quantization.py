@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from bitsandbytes.functional import dequantize_4bit, int8_vectorwise_dequant, int8_vectorwise_quant, quantize_4bit
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from safetensors.torch import load_file, save_file
 from tests.train.scarce import rows_of
@@ -30,7 +31,6 @@ from brim.models import load_llm, require_bitsandbytes, unquantised_experts, wit
 from brim.models.adapters import add_adapter
 from brim.models.folders import locate
 from brim.models.loss import next_token_loss
-from brim.models.quantization import _compiled_when_called
 
 CPU = torch.device("cpu")
 LORA = {"type": "lora", "dropout": 0.0, "target_modules": "all-linear"}
@@ -55,8 +55,6 @@ def quantised(model):
 
 def dequantised(layer):
     """The weight that a layer stands for, by bitsandbytes' own functions."""
-    from bitsandbytes.functional import dequantize_4bit, int8_vectorwise_dequant
-
     if isinstance(layer, Linear4bit):
         return dequantize_4bit(layer.weight.data, layer.weight.quant_state)
     scales = layer.weight.SCB if layer.weight.SCB is not None else layer.state.SCB
@@ -77,12 +75,20 @@ def batch():
     return collate([rows[number] for number in range(4)], pad_id=1)
 
 
-@pytest.mark.parametrize("kind", ["nf4", "fp4"])
-@pytest.mark.parametrize("double", [True, False])
-def test_four_bits_are_of_the_kind_and_with_the_double_quantization_that_are_asked_for(tiny_base, kind, double):
-    keys = {"bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": double}
-    states = [layer.weight.quant_state for layer in quantised(load(tiny_base, {**FOUR, **keys})).values()]
-    assert {(state.quant_type, state.nested, state.blocksize) for state in states} == {(kind, double, 64)}
+@pytest.mark.parametrize(
+    ("bits", "kind", "double"),
+    [(4, "nf4", True), (4, "nf4", False), (4, "fp4", True), (4, "fp4", False), (8, "nf4", True)],
+)
+def test_weights_are_quantised_from_their_stored_digits_as_is_asked_for(tiny_base, bits, kind, double):
+    stored = load_file(tiny_base / "model.safetensors")  # which are not rounded to another dtype before
+    settings = {"bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": double} if bits == 4 else {}
+    for name, layer in quantised(load(tiny_base, {"bits": bits, **settings})).items():
+        weight = stored[f"{name}.weight"]
+        packed, *_ = int8_vectorwise_quant(weight.half()) if bits == 8 else quantize_4bit(weight, quant_type=kind)
+        assert torch.equal(layer.weight.data, packed)
+        if bits == 4:
+            state = layer.weight.quant_state
+            assert (state.quant_type, state.nested, state.blocksize) == (kind, double, 64)
 
 
 @BITS
@@ -99,9 +105,8 @@ def test_only_linear_layers_but_the_last_are_quantised(tiny_base, settings, prec
     rest = {name: w for name, w in weights.items() if "norm" in name or "embed_tokens" in name}
     assert len(rest) == 6
     assert {weight.dtype for weight in rest.values()} == {torch.bfloat16 if precision == "bf16-true" else torch.float32}
-    trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
-    assert all("lora_" in name for name in trained)
-    assert {weight.dtype for weight in trained.values()} == {torch.float32}
+    trained = {(weight.dtype, "lora_" in name) for name, weight in weights.items() if weight.requires_grad}
+    assert trained == {(torch.float32, True)}
     if settings is FOUR:
         wanted = torch.float32 if precision == "fp32" else torch.bfloat16
         assert {layer.compute_dtype for layer in quantised(model).values()} == {wanted}
@@ -307,8 +312,6 @@ def test_the_memory_of_mxfp4_is_that_of_its_dequantised_weights(in_mxfp4):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_that_is_no_whole_number_of_blocks_is_dequantised_right(shape, dtype):
     require_bitsandbytes()
-    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
-
     torch.manual_seed(0)
     weight = torch.randn(shape)
     packed, state = quantize_4bit(weight, blocksize=64, quant_type="nf4", compress_statistics=False)
@@ -342,16 +345,3 @@ def test_importing_it_says_nothing_fetches_nothing_and_leaves_the_compiler_alone
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_a_function_is_compiled_once_when_it_is_first_called():
-    asked = []
-
-    def compiler(function, **options):
-        asked.append(options)
-        return function
-
-    add = _compiled_when_called(compiler, lambda a, b: a + b, dynamic=False)
-    assert asked == []
-    assert (add(1, 2), add(3, b=4)) == (3, 7)
-    assert asked == [{"dynamic": False}]
