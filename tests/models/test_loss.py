@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from brim.data.tokens import collate
 from brim.memory.workload import full_batch
-from brim.models.loss import LogitHead, chunk_rows, chunked as chunked_loss, next_token_loss, next_token_scores
+from brim.models.loss import LogitHead, chunked as chunked_loss, next_token_loss, next_token_scores
 from brim.models.loss.chunked import LogitTransform, chunked_loss_sum, chunked_scores
 from brim.models.loss.next_token import NoLogitHead, logit_head
 
@@ -120,17 +120,6 @@ def test_loss_and_gradients_are_those_of_whole_logits_in_fp64_and_finite_differe
 
     slope = (loss_after(1e-6) - loss_after(-1e-6)) / 2e-6
     assert slope == pytest.approx(float((direction / 3 * direction).sum()), rel=1e-6)
-
-
-def test_in_fp32_it_is_pytorchs_own():
-    own = getattr(torch.nn.functional, "linear_cross_entropy", None)
-    if own is None:
-        pytest.skip("of torch 2.13 and later")
-    hidden, weight, bias, targets = inputs()
-    loss = chunked_loss_sum(hidden, weight, bias, targets, most_rows=5)
-    expected = own(hidden, weight, targets, reduction="sum")
-    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
-    assert error(gradients(loss, [hidden, weight]), gradients(expected, [hidden, weight])) < 1e-6
 
 
 def test_in_fp32_chunks_and_whether_there_is_a_gradient_do_not_matter_and_the_same_again_is_equal_to_the_bit():
@@ -238,20 +227,6 @@ def test_in_fp16_small_gradients_live_by_the_loss_scale():
     assert error(scaled, expected) < 1e-2
     unscaled = gradient_of_the_unlikely(lambda *args: chunked_loss_sum(*args, most_rows=3), scale)
     assert not unscaled[0].any()
-
-
-def test_in_fp16_a_loss_scale_that_is_too_large_shows():
-    scale = torch.tensor(2.0**40)
-    hidden, weight, _, targets = inputs()
-    with torch.autocast("cpu", dtype=torch.float16):
-        loss = chunked_loss_sum(hidden, weight, None, targets, gradient_scale=scale, most_rows=4)
-    assert not all(bool(each.isfinite().all()) for each in torch.autograd.grad(loss * scale, [hidden, weight]))
-
-
-def test_rows_of_a_chunk():
-    for vocabulary_size, frozen in [(32_000, 1048), (128_256, 261), (256_000, 256), (300, 111_848)]:
-        assert chunk_rows(vocabulary_size, head_trains=False) == frozen
-        assert chunk_rows(vocabulary_size, head_trains=True) == 4 * frozen
 
 
 # A model run as body and head: equal to the architecture's own forward, or left whole with a reason
