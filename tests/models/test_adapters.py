@@ -51,7 +51,7 @@ def test_a_new_adapter_changes_nothing_and_trains_alone(tiny_base):
     assert torch.equal(model.eval()(IDS).logits, base(tiny_base)(IDS).logits)
 
 
-def test_scale_dtype_draw_and_layers(tiny_base):
+def test_scale_dtype_and_draw(tiny_base):
     for settings, scaling in [
         ({"r": 4}, 2.0),
         ({"r": 4, "alpha": 4}, 1.0),
@@ -63,16 +63,12 @@ def test_scale_dtype_draw_and_layers(tiny_base):
     model = adapted(tiny_base, dtype=torch.bfloat16)
     assert {weight.dtype for weight in trained(model).values()} == {torch.float32}
     assert {weight.dtype for weight in model.parameters() if not weight.requires_grad} == {torch.bfloat16}
-
-    def draw(seed):
-        torch.manual_seed(torch.seed())
-        return next(weight for name, weight in trained(adapted(tiny_base, seed=seed)).items() if "lora_A" in name)
-
-    assert torch.equal(draw(1), draw(1))
-    assert not torch.equal(draw(1), draw(2))
-    everywhere = trained(adapted(tiny_base, target_modules="all-linear"))
-    names = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in everywhere}
-    assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    draws = [
+        next(weight for name, weight in trained(adapted(tiny_base, seed=seed)).items() if "lora_A" in name)
+        for seed in (1, 1, 2)
+    ]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
 
 
 def tiny(kind, dtype=torch.float32):
