@@ -1,6 +1,7 @@
 """Tokens as they are made, over a cache that may be kept, and the text that grows with them."""
 
 import copy
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -88,9 +89,8 @@ def test_settings_that_are_refused_are_told_before_the_first_token_and_broken_sc
         streamed(model, prompt, settings={**SAMPLED, "top_k": -1})
     broken = copy.deepcopy(model)
     broken.model.norm.weight.data[:] = float("nan")
-    with pytest.raises(BrimError, match="the probabilities of the next token are not finite") as caught:
+    with pytest.raises(BrimError, match="the probabilities of the next token are not finite"):
         list(streamed(broken, prompt, settings=SAMPLED))
-    assert type(caught.value) is BrimError
 
 
 def test_what_prompts_have_in_common_is_read_once(model, prompts, prompt, read):
@@ -199,15 +199,6 @@ def encoder(request, tiny_base, byte_level):
 TEXT = "The sum is 12 — naïve? 你好, 世界! 👩‍👩‍👧 \n\n  two  spaces, ﷽ end "
 
 
-def test_pieces_of_a_text_join_up_and_hold_no_half_characters(encoder):
-    (tokens,) = encoder.encode([TEXT], special_tokens=False)
-    pieces, rest = pieces_of(encoder, tokens)
-    assert "".join(pieces) + rest == encoder.decode(tokens, skip_special_tokens=True)
-    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
-    assert len(rest) <= 1  # a byte at the end may have been held back
-    assert sum(map(bool, pieces)) > len(TEXT) / 3
-
-
 def test_a_character_of_several_tokens_comes_with_its_last_one_and_without_bytes_nothing_is_held(byte_level, tiny_base):
     words = Tokenizer(models.WordLevel({"<unk>": 0, "one": 1, "two": 2}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -239,19 +230,14 @@ def test_any_tokens_join_up(encoder, tokens):
     assert "".join(pieces) + rest == encoder.decode(tokens, skip_special_tokens=True)
 
 
-def test_the_work_of_a_token_does_not_grow_with_the_text(byte_level):
-    longest = 0
-
-    class Watched:
-        def encode(self, texts, *, special_tokens):
-            return byte_level.encode(texts, special_tokens=special_tokens)
-
-        def decode(self, ids, skip_special_tokens):
-            nonlocal longest
-            longest = max(longest, len(ids))
-            return byte_level.decode(ids, skip_special_tokens=skip_special_tokens)
-
-    (tokens,) = byte_level.encode([TEXT * 20], special_tokens=False)
-    pieces_of(Watched(), tokens)
-    assert len(tokens) > 1000
-    assert longest <= 16
+def test_pieces_of_a_text_join_up_hold_no_half_characters_and_their_work_does_not_grow_with_the_text(
+    encoder, byte_level
+):
+    (tokens,) = encoder.encode([TEXT * 20], special_tokens=False)
+    watched = Mock(wraps=encoder)
+    pieces, rest = pieces_of(watched, tokens)
+    assert "".join(pieces) + rest == encoder.decode(tokens, skip_special_tokens=True)
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+    assert len(rest) <= 1  # a byte at the end may have been held back
+    assert sum(map(bool, pieces)) > 20 * len(TEXT) / 3
+    assert max(len(call.args[0]) for call in watched.decode.call_args_list) <= (16 if encoder is byte_level else 32)
