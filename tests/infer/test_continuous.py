@@ -1,5 +1,6 @@
 """Continuous batching: whoever is in the batch, a row's text is the one that it has alone; when slots are filled."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -50,18 +51,11 @@ def test_greedy_text_is_that_of_each_row_alone(model, prompts, expected):
 
 
 def test_rows_that_wait_take_the_place_of_those_that_have_ended(model, prompts):
-    refilled, reported, lengths = engine(model, rows=3), [], {}
-
-    def keep(each):
-        reported.append([finished.position for finished in each])
-        lengths.update((finished.position, len(finished.response.token_ids)) for finished in each)
-
-    refilled.run(prompts, on_finished=keep)
-    assert sorted(position for each in reported for position in each) == list(range(len(prompts)))
-    assert len(reported) > 3
-    longest_first = sorted(range(len(prompts)), key=lambda position: -len(prompts[position].input_ids))
-    together = [longest_first[start : start + 3] for start in range(0, len(prompts), 3)]
-    assert refilled.statistics.num_steps < sum(max(lengths[position] for position in rows) for rows in together)
+    refilled = engine(model, rows=3)
+    lengths = [len(text) for text in texts(respond_to(refilled, prompts))]
+    longest_first = np.array(lengths)[np.argsort(-prompts.lengths, kind="stable")]
+    together = [max(longest_first[start : start + 3]) for start in range(0, len(prompts), 3)]
+    assert refilled.statistics.num_steps < sum(together)
     assert refilled.statistics.mean_rows > 2
 
 
@@ -176,16 +170,8 @@ def test_rows_come_by_length_and_each_once_and_those_that_come_back_go_first_wit
     assert [row.position for row in queue.take(4)] == [1, 4, 0, 2]
     assert taken[2].tokens == [*prompt, 7, 8]
     assert not queue
-
-
-def test_columns_are_for_the_prompt_and_all_new_tokens_but_the_last_and_responses_are_long_until_some_have_ended():
-    queue = queue_of([3, 9], max_new_tokens=5)
-    assert (queue.columns(), queue.response_tokens) == (13, 5)
-    active = queue.take(1)
-    assert (queue.columns(), queue.columns(active)) == (7, 13)
-    active[0].generated += [1]
-    queue.finish(active[0])
-    assert queue.response_tokens == 3
+    queue.finish(taken[2])
+    assert queue.response_tokens == (2 + 5) / 2  # as if one more had been as long as may be
 
 
 def test_the_memory_of_a_cache_is_what_its_fullest_layout_takes_and_few_prompts_take_no_more_than_they_need():
@@ -196,21 +182,15 @@ def test_the_memory_of_a_cache_is_what_its_fullest_layout_takes_and_few_prompts_
     assert queue.first_shape(FixedRoom(2, prefill_tokens=1)) == (2, 10, 20)
 
 
-@pytest.mark.parametrize(
-    ("rows", "response_tokens", "expected"),
-    [(64, 128, 8), (64, 2, 32), (8, 200, 1), (1, 10, 1)],
-)
-def test_the_number_is_the_square_root_rule_within_one_and_half_of_the_rows(rows, response_tokens, expected):
-    assert rows_to_wait_for(rows, response_tokens) == expected
-
-
-@given(rows=st.integers(2, 300), response_tokens=st.integers(2, 500))
+@given(rows=st.integers(1, 300), response_tokens=st.integers(2, 500))
 def test_no_other_number_costs_less(rows, response_tokens):
     def cost(k):
         return rows / (k * response_tokens) + k / (2 * rows)
 
+    allowed = range(1, max(rows // 2, 1) + 1)
     chosen = rows_to_wait_for(rows, response_tokens)
-    least = min(cost(k) for k in range(1, rows // 2 + 1))
+    assert chosen in allowed
+    least = min(map(cost, allowed))
     assert cost(chosen) <= least * 1.25  # whole numbers, of which there may be few
 
 
