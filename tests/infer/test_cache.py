@@ -69,21 +69,6 @@ class Mirror:
         self.cache.remove(slot)
 
 
-def test_a_prompt_is_seen_whole_and_then_its_window():
-    cache = RowCache(2, rows=3, columns=10)
-    mirror = Mirror(cache)
-    cache.lay_out(columns=10, end=4)
-    mirror.enter([4, 2, 1])
-    assert (cache.starts, cache.end, cache.base) == ([0, 2, 3], 4, 0)
-    # A mask is sized as older transformers ask for it, too.
-    assert cache.layers[0].get_mask_sizes(torch.arange(4, 6)) == cache.layers[0].get_mask_sizes(2) == (6, 0)
-    assert cache.layers[0].get_max_cache_shape() == -1
-    mirror.step()
-    mirror.leave(0)  # the last row takes its slot, and the longest no longer widens the window
-    assert (cache.starts, cache.base) == ([3, 2], 2)
-    mirror.step()
-
-
 def test_any_sequence_of_moves_keeps_every_row():
     generator = np.random.default_rng(0)
     for _ in range(30):
