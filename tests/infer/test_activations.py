@@ -111,12 +111,9 @@ def test_rows_that_ran_out_of_memory_are_passed_again_in_smaller_batches(model, 
 
 def test_bf16_comes_out_as_fp32_and_the_models_mode_stays(model, prompts):
     exact = collect(model, prompts, ["layers.1.mlp"])["layers.1.mlp"]
-    model.train()
-    try:
-        found = collect(model, prompts, ["layers.1.mlp"], precision=precision("bf16-mixed"))["layers.1.mlp"]
-        assert model.training
-    finally:
-        model.eval()
+    trains = copy.deepcopy(model).train()
+    found = collect(trains, prompts, ["layers.1.mlp"], precision=precision("bf16-mixed"))["layers.1.mlp"]
+    assert trains.training
     assert found.dtype == np.float32
     assert not np.array_equal(found, exact)
     np.testing.assert_allclose(found, exact, rtol=0.1, atol=0.1 * np.abs(found).max())
