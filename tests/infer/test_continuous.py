@@ -100,14 +100,6 @@ def test_out_of_memory_costs_no_row_and_no_token(model, prompts, expected, freed
     assert "generation: 8 rows of up to" in str(smaller[0])
 
 
-def test_memory_that_is_short_for_a_while_only_narrows_the_batch(model, prompts, expected):
-    """In the middle of the rows' texts: what they have is kept."""
-    made = engine(model, rows=4, is_misled=False)
-    with runs_out(model, lambda rows, tokens, number: tokens == 1 and number in (9, 17)):
-        assert texts(respond_to(made, prompts)) == expected(prompts)
-    assert made.statistics.num_out_of_memory == 2
-
-
 def test_a_prompt_that_does_not_fit_alone_is_named(model, prompts):
     made = engine(model)
     with (
