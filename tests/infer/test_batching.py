@@ -154,11 +154,3 @@ def test_a_row_that_never_fits_is_tried_twice_and_named_and_other_errors_pass(ba
 
     with pytest.raises(RuntimeError, match="shapes do not match"):
         batches.run(rows, np.arange(2), work, doing="evaluation")
-
-
-def test_what_the_listener_raises_passes():
-    def refuse(smaller):
-        raise KeyError(smaller.after)
-
-    with pytest.raises(KeyError, match="1"):
-        run(RowsAtOnce(2, on_smaller=refuse), [4, 4], 4)
