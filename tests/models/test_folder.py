@@ -30,12 +30,6 @@ def refused(folder, **settings):
     return caught.value.problems
 
 
-def test_a_whole_folder_is_found(tiny_base):
-    found = locate(str(tiny_base))
-    assert (found.path, found.context_length, found.has_weights) == (tiny_base.resolve(), 128, True)
-    assert found.tokenizer_file == tiny_base.resolve() / "tokenizer.json"
-
-
 def test_all_that_is_missing_is_named_at_once_and_random_weights_must_be_asked_for(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"pickled \(pytorch_model.bin\), which can run code"):
@@ -98,7 +92,6 @@ def test_code_of_its_own_is_refused_with_what_to_do_instead(folder, monkeypatch)
     ("file", "values", "what"),
     [
         ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil.T", None]}}, r"\(auto_map in tokenizer_config"),
-        ("config.json", {"trust_remote_code": True}, r"\(trust_remote_code in config.json\)"),
         ("config.json", {"text_config": {"auto_map": {"x": "y"}}}, r"\(text_config.auto_map in config.json\)"),
         ("config.json", {"custom_pipelines": {"x": {"impl": "evil.P"}}}, r"\(custom_pipelines in config.json\)"),
         ("generation_config.json", {"custom_generate": "org/name"}, r"\(custom_generate in generation_config.json\)"),
