@@ -13,15 +13,7 @@ from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from safetensors.torch import load_file, save_file
 from tests.train.scarce import rows_of
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from brim import predict_memory
 from brim.config import DeviceFacts, load_config, resolve
@@ -182,11 +174,11 @@ def test_dora_and_transposed_layers_and_biases(tmp_path, settings):
 
 
 def test_experts_that_are_not_quantised_are_told(tiny_base, tmp_path):
-    config = MixtralConfig(
-        vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+    config = AutoConfig.for_model(
+        "mixtral", vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, num_local_experts=2, num_experts_per_tok=1,
     )  # fmt: skip
-    MixtralForCausalLM(config).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     line = unquantised_experts(load(tmp_path, FOUR, adapter=LORA, trainer={"type": "finetune"}, trainable=True))
     assert line is not None
@@ -238,13 +230,11 @@ def test_the_configuration_takes_over_what_the_folder_says_and_may_not_contradic
 def test_other_methods_are_refused(tiny_base, tmp_path):
     shutil.copytree(tiny_base, tmp_path, dirs_exist_ok=True)
     architecture = json.loads((tmp_path / "config.json").read_text())
-    unknown = "a method that config.json does not name"
-    for name in ("gptq", "awq", "fp8", "compressed-tensors", "bitsandbytes", unknown, "odd"):
-        stored_as = {unknown: {}, "odd": "odd"}.get(name, {"quant_method": name, "bits": 4})
-        if name == "bitsandbytes":
-            del stored_as["bits"]
+    unknown = ("a method that config.json does not name", {}), ("a method that config.json does not name", "odd")
+    known = [(name, {"quant_method": name}) for name in ("gptq", "awq", "fp8", "compressed-tensors", "bitsandbytes")]
+    for name, stored_as in (*known, *unknown):
         (tmp_path / "config.json").write_text(json.dumps({**architecture, "quantization_config": stored_as}))
-        words = rf"the base model's weights are quantised by {unknown if name == 'odd' else name}\n  expected: weights of 16"
+        words = rf"the base model's weights are quantised by {name}\n  expected: weights of 16"
         with pytest.raises(ModelError, match=words):
             load(tmp_path, None)
 
@@ -256,11 +246,11 @@ FP4_OF_MXFP4 = [sign * value for sign in (1, -1) for value in (0, 0.5, 1, 1.5, 2
 def in_mxfp4(tmp_path):
     """A folder as gpt-oss comes: blocks of 32 numbers of 4 bits, each with an exponent; and the experts' weights."""
     torch.manual_seed(0)
-    config = GptOssConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, head_dim=16,
+    config = AutoConfig.for_model(
+        "gpt_oss", vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, head_dim=16,
         num_key_value_heads=1, num_local_experts=2, num_experts_per_tok=1, dtype="bfloat16",
     )  # fmt: skip
-    GptOssForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path)
     tensors, weights = load_file(tmp_path / "model.safetensors"), {}
     for name in [name for name in tensors if name.endswith("_proj") and ".experts." in name]:
         num_experts, inputs, outputs = tensors.pop(name).shape
