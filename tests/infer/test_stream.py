@@ -1,6 +1,5 @@
 """Tokens as they are made, over a cache that may be kept, and the text that grows with them."""
 
-import copy
 from unittest.mock import Mock
 
 import pytest
@@ -11,7 +10,7 @@ from tests.properties import examples
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from brim.data.tokens.encoder import folder_encoder
-from brim.errors import BrimError, InputError, OutOfMemoryError
+from brim.errors import InputError, OutOfMemoryError
 from brim.infer import GrowingText, KeptCache, stream_tokens
 from brim.infer.engines import FixedRoom, SlotsEngine, respond_to
 
@@ -84,13 +83,9 @@ def test_a_lack_of_memory_is_named_and_leaves_no_cache(model, prompt, caches):
     assert seen == list(streamed(model, prompt))[:4]
 
 
-def test_settings_that_are_refused_are_told_before_the_first_token_and_broken_scores_with_it(model, prompt):
+def test_settings_that_are_refused_are_told_before_the_first_token(model, prompt):
     with pytest.raises(InputError, match=r"generation: transformers cannot generate with these settings"):
         streamed(model, prompt, settings={**SAMPLED, "top_k": -1})
-    broken = copy.deepcopy(model)
-    broken.model.norm.weight.data[:] = float("nan")
-    with pytest.raises(BrimError, match="the probabilities of the next token are not finite"):
-        list(streamed(broken, prompt, settings=SAMPLED))
 
 
 def test_what_prompts_have_in_common_is_read_once(model, prompts, prompt, read):
