@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, strategies as st
 from sacrebleu.metrics import BLEU
 from tests.batching.cost_examples import linear_costs
-from tests.infer.families import ON_CPU, runs_out
+from tests.infer.families import ON_CPU, rows_of, runs_out
 from torch.nn.functional import cross_entropy
 
 from brim.batching import ByLength
@@ -86,20 +86,16 @@ def test_scores_are_the_same_where_memory_ran_out_on_the_way(model, rows):
 
 
 def test_a_response_and_its_end_stand_behind_the_prompt():
-    prompts = TokenRows.from_rows(
-        [
-            TokenRow(key=key, input_ids=np.array(ids, np.int32), supervised=np.zeros(len(ids), np.bool_))
-            for key, ids in ((3, [5, 6]), (9, [7]))
-        ]
-    )
+    prompts = rows_of([2, 1], first_key=3)
+    two, one = (row.input_ids.tolist() for row in prompts)
     responses = [
         Response(token_ids=[8], finish_reason="stop", end_id=1),
         Response(token_ids=[8, 9], finish_reason="length"),
     ]
     rows = rows_to_score(prompts, responses.__getitem__)
     assert [(row.key, row.input_ids.tolist(), row.supervised.tolist()) for row in rows] == [
-        (3, [5, 6, 8, 1], [False, False, True, True]),
-        (9, [7, 8, 9], [False, True, True]),
+        (3, [*two, 8, 1], [False, False, True, True]),
+        (4, [*one, 8, 9], [False, True, True]),
     ]
 
 
