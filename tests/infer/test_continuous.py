@@ -1,5 +1,7 @@
 """Continuous batching: whoever is in the batch, a row's text is the one that it has alone; when slots are filled."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -131,19 +133,9 @@ def test_the_cache_is_gone_with_the_last_row(model, prompts, caches):
     assert [cache() for cache in caches] == [None]
 
 
-class Cells:
-    """A Room of so many cells, where nothing but the cells takes memory."""
-
-    prefill_tokens = 64
-
-    def __init__(self, cells):
-        self.cells = cells
-
-    def rows(self, columns, *, cells=0):
-        return max(1, self.cells // columns)
-
-    def shrink(self, *, rows, columns):
-        raise AssertionError("nobody ran out of memory")
+def room_of(num_cells):
+    """A Room where nothing but the cells takes memory."""
+    return SimpleNamespace(rows=lambda columns, cells=0: max(1, num_cells // columns))
 
 
 def queue_of(lengths, *, max_new_tokens):
@@ -168,9 +160,9 @@ def test_rows_come_by_length_and_each_once_and_those_that_come_back_go_first_wit
 
 def test_the_memory_of_a_cache_is_what_its_fullest_layout_takes_and_few_prompts_take_no_more_than_they_need():
     # 100 columns of one row leave 50 of 150 cells idle; 20 columns of seven rows leave 10.
-    assert queue_of([90, *[10] * 19], max_new_tokens=11).first_shape(Cells(150)) == (1, 100, 140)
+    assert queue_of([90, *[10] * 19], max_new_tokens=11).first_shape(room_of(150)) == (1, 100, 140)
     queue = queue_of([9, 5, 5], max_new_tokens=2)
-    assert queue.first_shape(Cells(10_000)) == (3, 10, 30)
+    assert queue.first_shape(room_of(10_000)) == (3, 10, 30)
     assert queue.first_shape(FixedRoom(2, prefill_tokens=1)) == (2, 10, 20)
 
 
