@@ -3,6 +3,8 @@
 Also what both of brim's own engines do alike, and how configuration keys become transformers' settings.
 """
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -114,11 +116,7 @@ def test_a_lone_prompt_that_does_not_fit_is_named_after_all_before_it_is_told(mo
 
 @OWN_ENGINES
 def test_what_the_listener_raises_ends_the_run_even_where_it_is_about_memory(model, prompts, kind):
-    told = []
-
-    def listener(finished):
-        raise MemoryError("of the listener's own")
-
+    listener, told = Mock(side_effect=MemoryError("of the listener's own")), []
     with pytest.raises(MemoryError, match="of the listener's own"):
         engine(model, kind=kind, on_smaller=told.append).run(prompts, on_finished=listener)
     assert told == []
@@ -127,11 +125,7 @@ def test_what_the_listener_raises_ends_the_run_even_where_it_is_about_memory(mod
 @OWN_ENGINES
 def test_what_fewer_rows_never_cure_is_raised_as_it_is(model, prompts, monkeypatch, kind):
     monkeypatch.setattr("brim.batching.memory.oom._host_room_bytes", lambda: 80 << 30)
-    told = []
-
-    def broken(module, args, kwargs):
-        raise RuntimeError("could not create a primitive")
-
+    broken, told = Mock(side_effect=RuntimeError("could not create a primitive")), []
     failed = pytest.raises(RuntimeError, match=r"^could not create a primitive$")
     with model.register_forward_pre_hook(broken, with_kwargs=True), failed:
         generate(model, prompts, kind=kind, is_misled=False, on_smaller=told.append)

@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -98,10 +99,7 @@ def test_rows_are_told_as_they_end_and_what_the_listener_raises_passes(monkeypat
     told = []
     vllm().run(prompts, on_finished=lambda finished: told.append([each.position for each in finished]))
     assert told[:2] == [[1, 7], [4, 10]]
-
-    def refuse(finished):
-        raise MemoryError("the listener's own")
-
+    refuse = Mock(side_effect=MemoryError("the listener's own"))
     with pytest.raises(MemoryError, match="the listener's own"):
         vllm().run(prompts, on_finished=refuse)
 
