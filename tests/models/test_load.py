@@ -130,7 +130,6 @@ def test_too_little_memory_is_no_damaged_folder(folder, monkeypatch):
 
 # Precisions
 
-
 IDS = torch.arange(20).reshape(2, 10)
 
 
