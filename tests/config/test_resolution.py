@@ -24,6 +24,10 @@ SIZES = [  # keys of the trainer, and what is chosen of its sizes
     ({"gradient_accumulation_steps": 4, "effective_batch_size": 32}, {"batch_size": (8, "effective batch 32 / accumulation 4")}),
     ({"effective_batch_size": 32}, {}),  # by length
     ({"effective_batch_size": 1}, ONE_ROW),
+    ({"gradient_accumulation_steps": 16}, {"batch_size": (1, "no effective batch is set"),
+                                           "effective_batch_size": (16, "batch 1 × accumulation 16")}),
+    ({"batch_size": "auto", "gradient_accumulation_steps": 16, "effective_batch_size": 32},
+     {"batch_size": (2, "effective batch 32 / accumulation 16")}),
 ]  # fmt: skip
 
 
