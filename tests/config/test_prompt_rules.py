@@ -47,11 +47,7 @@ def test_prompts_that_are_accepted_and_a_type_without_a_number_asks_for_one_exam
         ({"template": "{__context__} {a column}", "retrieval": {"type": "random", "k": 3}}, 3),
     ]:  # fmt: skip
         read = load_config(minimal(prompt=prompt)).config.prompt
-        assert (read.task, read.template, read.num_examples) == (
-            prompt.get("task"),
-            prompt.get("template"),
-            num_examples,
-        )
+        assert read.num_examples == num_examples
 
 
 # Categories

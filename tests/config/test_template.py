@@ -196,17 +196,8 @@ FOR_EVER = {
 
 
 def test_plain_patterns_are_taken_and_what_can_take_for_ever_is_refused():
-    plain = [
-        "q_proj",
-        "q_proj|v_proj",
-        r".*\.(q|v)_proj",
-        r"model\.layers\.(\d+)\.mlp\..*",
-        r"(a)\1",
-        "(a|b)*c",
-        "",
-        UNSLOTH,
-    ]
-    assert [pattern_fault(pattern) for pattern in plain] == [None] * len(plain)
+    for pattern in ("q_proj|v_proj", r".*\.(q|v)_proj", r"(a)\1", "(a|b)*c", "", UNSLOTH):
+        assert pattern_fault(pattern) is None, pattern
     for pattern, fault in FOR_EVER.items():
         assert (pattern_fault(pattern) or "").startswith(fault), pattern
 
