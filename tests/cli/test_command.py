@@ -21,7 +21,6 @@ import brim.cli.command as command
 import brim.cli.options as opening
 from brim import Model
 from brim.cli import main
-from brim.config import load_config
 from brim.errors import Problem
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.allocator.settings import VARIABLES
@@ -292,12 +291,6 @@ def test_all_unknown_flags_are_told_at_once(brim, project):
         "  fix: write trainer.learning_rate=0.0001",
         "  fix: write trainer.batch_size=4",
     ]
-
-
-def test_one_argument_with_spaces_and_one_without_a_value_stay_what_they_are(project):
-    for override, epochs in (("trainer.epochs = 3", 3), ("trainer.epochs =3", 3), ("adapter=", 2)):
-        config = load_config("config.yaml", [override, "trainer.batch_size=2"]).config
-        assert (config.trainer.epochs, config.adapter is None) == (epochs, override == "adapter=")
 
 
 ROW = '{"question": "a", "answer": "b", "split": 0}\n'

@@ -8,12 +8,10 @@ import itertools
 import json
 import os
 import shlex
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 from tests.messages import refused, says
 from tests.properties import examples
@@ -35,39 +33,23 @@ output_features:
 WORKSHOP = """\
 model_type: llm
 base_model: ./model
-
 input_features:
   - name: prompt
     type: text
 output_features:
   - name: output
     type: text
-
 prompt:
   template: |
-    Below is an instruction that describes a task, paired with an input that may provide further context.
-
     ### Instruction: {instruction}
 
-    ### Input: {input}
-
     ### Response:
-
-generation:
-  temperature: 0.1
-  max_new_tokens: 512
-
 adapter:
   type: lora
-
 preprocessing:
   split:
     type: random
-    probabilities:
-    - 1.0
-    - 0
-    - 0
-
+    probabilities: [1.0, 0, 0]
 trainer:
   type: finetune
   learning_rate: 0.0001
@@ -79,13 +61,12 @@ trainer:
   learning_rate_scheduler:
     decay: cosine
     warmup_fraction: 0.03
-
 backend:
   type: local
 """
 
 
-def test_the_workshops_configuration_loads_as_it_stands(file):
+def test_what_the_workshops_configuration_says_loads(file):
     loaded = load_config(file(WORKSHOP))
     assert (loaded.name, loaded.notes) == ("config.yaml", ())
     assert loaded.config.adapter == LoraConfig(type="lora")
@@ -94,9 +75,6 @@ def test_the_workshops_configuration_loads_as_it_stands(file):
     assert (trainer.learning_rate, trainer.epochs, trainer.effective_batch_size) == (0.0001, 3, 32)
     assert (trainer.learning_rate_scheduler.decay, trainer.learning_rate_scheduler.warmup_fraction) == ("cosine", 0.03)
     assert loaded.config.preprocessing.split == RandomSplit(probabilities=(1.0, 0.0, 0.0))
-    text = WORKSHOP.replace("gradient_accumulation_steps: auto", "gradient_accumulation_steps: 16")
-    trainer = load_config(file(text.replace("  effective_batch_size: 32\n", ""))).config.trainer
-    assert (trainer.gradient_accumulation_steps, trainer.effective_batch_size) == (16, "auto")
 
 
 def test_bare_types_explicit_nulls_and_pythons_own_values(minimal):
@@ -104,10 +82,8 @@ def test_bare_types_explicit_nulls_and_pythons_own_values(minimal):
     config = load_config(minimal(adapter=None, backend="local", trainer=trainer)).config
     assert (config.backend.type, config.trainer.optimizer.type) == ("local", "sgd")
     assert (config.adapter, config.trainer.gradient_clipping) == (None, None)
-    adapter, preprocessing = (
-        {"type": "lora", "target_modules": ("q", "v")},
-        {"split": "random", "sample_ratio": np.float32(0.5)},
-    )
+    adapter = {"type": "lora", "target_modules": ("q", "v")}
+    preprocessing = {"split": "random", "sample_ratio": np.float32(0.5)}
     source = minimal(dataset=Path("data.jsonl"), random_seed=np.int64(7), adapter=adapter, preprocessing=preprocessing)
     config = load_config(source).config
     assert (config.dataset, config.random_seed, config.preprocessing.sample_ratio) == ("data.jsonl", 7, 0.5)
@@ -200,7 +176,7 @@ def test_keys_without_effect_are_noted(minimal, file):
 
 def test_overrides_set_values_and_make_sections(minimal):
     source = minimal(adapter="lora")
-    overrides = ["trainer.type=finetune", "trainer.epochs=2", "trainer.epochs=3", "trainer.gradient_clipping=null"]
+    overrides = ["trainer.type=finetune", "trainer.epochs=2", "trainer.epochs = 3", "trainer.gradient_clipping=null"]
     overrides += ["adapter.r=16", "adapter.target_modules=[q_proj, v_proj]", "trainer.learning_rate=1e-4"]
     overrides += ["input_features.0.name=question", "input_features.0.preprocessing.max_sequence_length=128"]
     config = load_config(source, [*overrides, "prompt.template='{a}: {b}'", "dataset=a=b.csv"]).config
@@ -211,6 +187,7 @@ def test_overrides_set_values_and_make_sections(minimal):
     assert (feature.name, feature.type, feature.preprocessing.max_sequence_length) == ("question", "text", 128)
     assert (config.prompt.template, config.dataset) == ("{a}: {b}", "a=b.csv")
     assert source == minimal(adapter="lora")  # the document given is not changed
+    assert load_config(source, ["adapter=", "random_seed =3"]).config.adapter is None
     source.pop("input_features")
     begun = ["input_features.0.name=q", "input_features.0.type=text"]
     assert load_config(source, begun).config.input_features[0].name == "q"
@@ -272,6 +249,7 @@ def test_a_missing_file_a_folder_and_a_name_that_cannot_be(file):
         ("org/some-model", "org/some-model: … a model of the Hub is named in the file, by base_model: org/some-model"),
         (Path("folder"), "folder: this folder is neither a run nor a model: it has no config.yaml and no config.json"),
         ("a\0b", "a\0b: cannot be read: embedded null byte"),
+        ("x" * 300, "… cannot be read: File name too long … check the path and its permissions"),
     ]:
         with refused(words):
             load_config(source)
@@ -281,7 +259,6 @@ def test_a_models_folder_is_a_configuration_to_run_it_as_it_is_and_others_are_na
     for name, words in {
         "adapter_config.json": "this folder holds an adapter, not a model",
         "config.yaml": "this is the folder of a run",
-        "model.safetensors": "this folder is neither a run nor a model",
     }.items():
         (tmp_path / name).write_text("{}")
         with refused(f"… {words}", by=ConfigError):
@@ -291,13 +268,6 @@ def test_a_models_folder_is_a_configuration_to_run_it_as_it_is_and_others_are_na
     config = load_config(tmp_path, ["generation.max_new_tokens=4"]).config
     assert (config.base_model, config.trainer.type, config.adapter) == (str(tmp_path), "none", None)
     assert config.generation.max_new_tokens == 4
-
-
-@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="permissions do not bind this user")
-def test_an_unreadable_file(file):
-    Path(file("a: 1")).chmod(0)
-    with refused("config.yaml: cannot be read: Permission denied … check the path and its permissions"):
-        load_config("config.yaml")
 
 
 def test_what_may_never_end_is_not_read(minimal, tmp_path):
@@ -347,16 +317,12 @@ def test_a_runs_trust_and_function_must_be_said_again_where_it_counts(minimal):
     trainer = {"type": "finetune", "effective_batch_size": 8, "batch_increase_function": "evil:grow"}
     trust = f"{where}: trust_remote_code is true … add trust_remote_code=true … otherwise trust_remote_code=false"
     code = f"{where}: {key} names code … add {key}=evil:grow … otherwise {key}=null"
-    remote, function, both = (
-        {"trust_remote_code": True},
-        {"trainer": trainer},
-        {"trust_remote_code": True, "trainer": trainer},
-    )
+    remote, function = {"trust_remote_code": True}, {"trainer": trainer}
     for keys, overrides, begins, words in [
         ({}, [], True, []), (remote, ["trainer.type=none"], False, [trust]), (remote, ["trust_remote_code=true"], False, []),
         (function, [], True, [code]), (function, [f"{key}=evil:grow"], True, []),
         (function, [], False, []),  # predicting, and going on, call no function
-        (both, [], True, [trust, code]),
+        (remote | function, [], True, [trust, code]),
     ]:  # fmt: skip
         config = load_config(minimal(**keys)).config
         with refused(*words) if words else nullcontext():
