@@ -266,7 +266,7 @@ def test_the_scaling_of_beta2(finetune):
         assert choices_of(source).get(key) == (None if reason is None else (value, reason))
 
 
-def test_notes_on_what_has_no_effect_and_a_base_model_alone_has_no_batch_to_move(finetune, minimal):
+def test_notes_on_what_has_no_effect(finetune):
     for keys, words in [
         ({"batch_rampup": {"length": "1ep", "from": 8}}, f"{RAMP}: … no effect, it begins with {EFFECTIVE}"),
         ({"batch_lr_scaling": "sqrt"}, "trainer.batch_lr_scaling: … no effect, the effective batch stays"),
@@ -275,8 +275,6 @@ def test_notes_on_what_has_no_effect_and_a_base_model_alone_has_no_batch_to_move
     ]:
         (note,) = load_config(finetune(**{"effective_batch_size": 8, "epochs": 4, **keys})).notes
         assert says(note, words), note
-    with refused(f"{RAMP}: … no place with trainer.type: none … set trainer.type: finetune"):
-        load_config(minimal(trainer={"type": "none", "batch_rampup": "1ep"}))
 
 
 # Steps as text

@@ -134,8 +134,7 @@ output_features:
         load_config(file(text))
 
 
-FALLBACK = "output_features.0.preprocessing.fallback_label"
-DECODING, MATCHING = "output_features.0.decoder", "output_features.0.decoder.match"
+MATCHING = "output_features.0.decoder.match"
 REFUSED_CATEGORIES = [
     {"preprocessing": {}},
     {"decoder": {**DECODER, "fallback_label": "negative"}},
@@ -149,13 +148,8 @@ REFUSED_CATEGORIES = [
 ]
 
 
-def test_categories_that_are_refused(category, minimal, refusals):
+def test_categories_that_are_refused(category, refusals):
     refusals("categories.txt", lambda keys: load_config(category(**keys)), REFUSED_CATEGORIES)
-    text = {"name": "answer", "type": "text"}
-    with refused(f"{FALLBACK}: … no effect on a text … set output_features.0.type: category"):
-        load_config(minimal(output_features=[{**text, "preprocessing": {"fallback_label": "x"}}]))
-    with refused(f"{DECODING}.type: … category_extractor, and … text … output_features.0.type: category"):
-        load_config(minimal(output_features=[{**text, "decoder": DECODER}]))
 
 
 def test_labels_that_the_model_writes_must_be_read_as_themselves(category):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from tests.config.conftest import CPU, choices_of
 from tests.messages import refused
 
 from brim.config import DeviceFacts, bounded_by_rows, load_config, resolve
 from brim.config.text import dump
-from brim.errors import ConfigError
 
 A100 = DeviceFacts(kind="cuda", bf16=True)
 T4 = DeviceFacts(kind="cuda", bf16=False)
@@ -141,13 +139,6 @@ def test_the_compute_dtype_of_quantised_layers_is_that_of_the_precision(minimal)
         assert resolve(resolution.config, device).choices == ()
     given = resolve(load_config(minimal(quantization={"bits": 4, key: "float16"})).config, CPU)
     assert given.config.quantization.bnb_4bit_compute_dtype == "float16"
-
-
-def test_biases_that_come_with_trained_weights_need_their_precision(finetune):
-    config = load_config(finetune() | {"adapter": "lora", "precision": "bf16-true"}).config
-    with_biases = config.model_copy(update={"adapter": config.adapter.model_copy(update={"bias_type": "all"})})
-    with pytest.raises(ConfigError, match="bias_type all trains biases, and precision bf16-true has them in 16 bits"):
-        resolve(with_biases, A100)
 
 
 def test_the_length_of_answers(minimal):

@@ -8,7 +8,7 @@ import pytest
 from tests.config.conftest import CPU
 from tests.messages import refused, says
 
-from brim.config import DeviceFacts, load_config, resolve
+from brim.config import load_config, resolve
 from brim.config.schema import ChatConfig, Config, QuantizationConfig
 from brim.config.text import dump
 from brim.errors import ConfigError
@@ -28,6 +28,13 @@ CONTRADICTIONS = [  # keys of the root
     {"quantization": {"bits": 4}, "initialize": "random", "trainer": {"type": "finetune"}},
     {"quantization": {"bits": 8}, "adapter": {"type": "lora", "bias_type": "all"}},
     {"adapter": {"type": "lora", "target_modules": "(a+)+$"}},
+    {"trainer": {"optimizer": {"type": "adam"}}},
+    {"preprocessing": {"split": {"type": "random", "column": "id"}}},
+    {"output_features": [{"name": "answer", "type": "text", "preprocessing": {"fallback_label": "x"}}]},
+    {"output_features": [{"name": "answer", "type": "text", "decoder": {"type": "category_extractor"}}]},
+    {"chat": {}, "prompt": {"template": "{q}"}},
+    {"chat": {}, "prompt": {"task": "x", "retrieval": {"type": "random"}}},
+    {"chat": "messages"},
 ]
 IN_THE_TRAINER = [
     {"steps_per_checkpoint": 10, "checkpoints_per_epoch": 2},
@@ -40,6 +47,13 @@ IN_THE_TRAINER = [
     {"batch_size": "auto", "gradient_accumulation_steps": 4},
     {"batch_size": 2, "use_maximum_batch_size": True},
     {"gradient_accumulation_steps": 2, "effective_batch_size": 8, "use_maximum_batch_size": True},
+    {
+        "batch_size": 0,
+        "effective_batch_size": 32,
+        "validation_field": "x",
+        "validation_metric": "y",
+    },  # each is told once
+    {"type": "none", "batch_rampup": "1ep"},
 ]
 IN_THE_SCHEDULE = [
     {"decay": "cosine", "eta_min": 0.01},
@@ -62,7 +76,7 @@ def test_contradictions(minimal, finetune, refusals):
 
 NO_CONTRADICTIONS = [
     {"prompt": {"template": "{question}"}, "input_features": [{"name": "p", "type": "text", "column": "answer"}]},
-    {"preprocessing": {"sample_size": 3, "sample_ratio": 1.0}}, {"generation": {"temperature": 0.0, "do_sample": False}},
+    {"preprocessing": {"sample_size": 3, "sample_ratio": 1.0}}, {"chat": None}, {"generation": {"temperature": 0.0, "do_sample": False}},
     {"preprocessing": {"split": {"type": "random", "probabilities": [1.0, 0, 0]}}},
     {"preprocessing": {"split": {"type": "random", "probabilities": [0.0, 0.5, 0.5]}}},  # nothing is trained
     {"trainer": {"type": "finetune", "validation_field": "combined", "early_stop": -1}},
@@ -93,15 +107,6 @@ def test_a_cut_by_length_may_be_spelled_out_and_a_search_without_a_choice_is_tol
     assert load_config(finetune(**searched)).notes == ()
     (note,) = load_config(finetune(**searched, batch_size=4)).notes
     assert says(note, "trainer.batch_search: … no effect, trainer.batch_size decides")
-
-
-def test_a_faulty_value_is_not_reported_twice(finetune):
-    with refused(
-        "trainer.batch_size: … is 0 … a whole number of at least 1, or auto",
-        "trainer.validation_field: … is 'x'",
-        "trainer.validation_metric: … is 'y' … loss, perplexity, token_accuracy, sequence_accuracy or null",
-    ):
-        load_config(finetune(batch_size=0, effective_batch_size=32, validation_field="x", validation_metric="y"))
 
 
 # Memory
@@ -144,6 +149,9 @@ def test_what_comes_quantised_is_held_to_the_same_rules(minimal):
     quantised = config.model_copy(update={"quantization": QuantizationConfig(bits=8)})
     with refused("adapter.bias_type: … trains biases, which bitsandbytes' layers cannot do", by=ConfigError):
         resolve(quantised, CPU)
+    in_16_bits = config.model_copy(update={"precision": "bf16-true"})  # with trained weights come biases, too
+    with refused("… bias_type all trains biases, and precision bf16-true has them in 16 bits", by=ConfigError):
+        resolve(in_16_bits, CPU)
 
 
 # Conversations
@@ -157,7 +165,7 @@ def chat(value, **keys):
     "value", [{}, {"supervise": "last", "tools": "t", "template": "/a/b.jinja", "date": "2026-01-31"}]
 )
 def test_it_comes_back_from_its_file(tmp_path, value):
-    config = resolve(load_config(chat(value)).config, DeviceFacts(kind="cpu", bf16=False)).config
+    config = resolve(load_config(chat(value)).config, CPU).config
     text = dump(config, tmp_path / "config.yaml")
     assert "features" not in text
     loaded = load_config(tmp_path / "config.yaml")
@@ -172,22 +180,7 @@ def test_conversations_are_off_by_default_and_an_override_turns_them_on():
     assert load_config({"base_model": "model"}, ["chat.supervise=last"]).config.chat == ChatConfig(supervise="last")
     assert load_config(chat({})).config.answer_name == "assistant"
     assert load_config(chat(None)).config.answer_name == "completion"
-    with refused("chat: chat is 'messages' … {} for all defaults, a mapping such as {messages: COLUMN}, or null"):
-        load_config(chat("messages"))
-
-
-def test_keys_of_prompts_and_answers_may_not_stand_beside_conversations():
-    features = {"input_features": [{"name": "q", "type": "text"}], "output_features": [{"name": "a", "type": "text"}]}
-    with refused(
-        "input_features: … no effect on conversations … remove input_features … or remove chat",
-        "output_features: … no effect on conversations",
-        "prompt.template: … no effect on conversations",
-    ):
-        load_config(chat({}, **features, prompt={"template": "{q}"}))
-    with refused("prompt.task: … no effect on conversations", "prompt.retrieval: … no effect on conversations"):
-        load_config(chat({}, prompt={"task": "x", "retrieval": {"type": "random"}}))
     load_config(chat({}, prompt={"template": None}))
-    load_config(chat(None, **features))
 
 
 def test_a_day_is_a_date_with_or_without_quotes(file):

@@ -30,14 +30,6 @@ def test_unknown_keys(minimal, refusals):
     refusals("unknown_keys.txt", load, UNKNOWN)
 
 
-def test_keys_of_another_type_of_the_section(minimal):
-    split = {"type": "random", "column": "id"}
-    with refused("trainer.optimizer: … no place with trainer.type: none … trainer.type: finetune"):
-        load_config(minimal(trainer={"optimizer": {"type": "adam"}}))
-    with refused("preprocessing.split.column: … no place with preprocessing.split.type: random … split.type: fixed"):
-        load_config(minimal(preprocessing={"split": split}))
-
-
 def test_a_misspelt_key_is_named_whole_wherever_it_stands_and_its_value_is_checked_too(minimal):
     source = minimal(trainer={"type": "finetune", "optimizer": {"type": "adam", "weigth_decay": 0.1}}, random_sed=-1)
     source["input_features"][0]["nmae"] = "q"
