@@ -80,23 +80,16 @@ def _source(**keys):
 
 
 def test_a_resolved_configuration_comes_back_from_its_file(tmp_path):
-    source = _source(
-        adapter={"type": "lora", "target_modules": ["q_proj"]},
-        trainer={"type": "finetune", "learning_rate": "auto", "gradient_clipping": None, "optimizer": "adafactor"},
-        prompt={"template": "### {question}\n\n### Answer:\n"},
-        generation={"eos_token_id": [1, 2], "sequence_bias": [[[1, 2], -0.5]]},
-        preprocessing={"split": {"type": "hash", "column": "id"}},
-    )
-    config = resolve(load_config(source).config, CPU).config
+    trainer = {"type": "finetune", "learning_rate": "auto", "gradient_clipping": None, "optimizer": "adafactor"}
+    prompt = {"template": "### {question}\n\n### Answer:\n"}
+    config = resolve(load_config(_source(adapter="lora", trainer=trainer, prompt=prompt)).config, CPU).config
     path = tmp_path / "config.yaml"
     text = dump(config, path)
     assert path.read_text(encoding="utf-8") == text
     loaded = load_config(path)
-    assert loaded.config == config
-    assert loaded.notes == ()
-    assert "prompt:\n  template: |\n    ### {question}\n\n    ### Answer:\n" in text
-    assert "  alpha: 16\n" in text
-    assert "  gradient_clipping: null\n" in text
+    assert (loaded.config, loaded.notes) == (config, ())
+    literal = "prompt:\n  template: |\n    ### {question}\n\n    ### Answer:\n"
+    assert all(words in text for words in (literal, "  alpha: 16\n", "  gradient_clipping: null\n"))
 
 
 def test_a_cut_by_length_stays_one_and_small_numbers_are_numbers_to_readers_of_yaml_1_1_too():
