@@ -7,9 +7,6 @@ import pandas as pd
 import pytest
 from tests.cli.conftest import write
 
-from brim.cli.check import histogram_lines
-from brim.data.advice import Bin
-
 CHECK = ("check", "config.yaml", "--dataset")
 
 
@@ -83,17 +80,6 @@ def test_what_the_data_says_is_shown_as_it_is_and_does_not_steer_the_terminal(br
     assert "[red]a[/red]«[/]<|end|>»" in done.out
 
 
-def test_a_histogram_is_aligned_and_its_fullest_bin_is_as_wide_as_it_may_be():
-    bins = [Bin(first=1, last=8, num_rows=2), Bin(first=9, last=16, num_rows=1000), Bin(first=17, last=20, num_rows=0)]
-    assert list(histogram_lines(bins, title="tokens", width=30)) == [
-        "tokens   rows",
-        "   1–8      2  █",
-        "  9–16  1,000  " + "█" * 15,
-        " 17–20      0",
-    ]
-    assert list(histogram_lines(bins[:1], title="tokens", width=80)) == []
-
-
 def test_check_tells_what_this_machine_lacks_and_train_then_stops_at_it(brim, project, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     optimizer = "trainer.optimizer.type=paged_adamw"
@@ -132,11 +118,3 @@ def test_data_files_may_have_odd_names_and_windows_line_ends(brim, project):
         assert (done.code, done.err) == (0, "")
         assert f"\n{name}: 1 row\n" in done.out
         assert "what«this<|end|>»" in done.out
-
-
-def test_check_takes_a_run_too_and_tells_json(brim, project, finished_run):
-    done = brim("check", finished_run, "--dataset", "sums.jsonl", "--json")
-    assert (done.code, done.err) == (0, "")
-    told = json.loads(done.out)
-    assert told["config"] == str(finished_run / "config.yaml")
-    assert [split["num_rows"] for split in told["data"]["splits"]] == [28, 4, 8]
