@@ -258,6 +258,7 @@ def test_an_expression_sees_the_beginning_of_a_text_that_could_take_for_ever():
     slow = r"\w*\s*\w*!"
     within = characters_within(slow, 10_000_000)
     assert within == 124  # (10^7 · 4!)^(1/4)
+    assert characters_within("one|two", 10_000_000) == 5_000_000  # each choice is another way
     match = {"loud": {"type": "regex", "value": slow}, "last": {"type": "contains", "value": "end"}}
     loud, quiet = "a" * (within - 1) + "!", "a" * within + "!"
     assert reader(match, "other").read(loud) == Reading(label="loud")
