@@ -37,18 +37,6 @@ def plan(brim, project):
     return made
 
 
-def test_the_plan_is_a_table_in_80_columns(brim, project):
-    done = brim("plan", "config.yaml", *BY_LENGTH, *DATA, "--device", "t4", "--verbose")
-    lines = done.out.splitlines()
-    assert (done.code, lines[0].endswith(": train, updates of 8 rows, on t4")) == (0, True)
-    assert max(map(len, lines)) <= 80
-    assert [line.split()[1:3] for line in lines if line.startswith("→")] == [["off", "whole"]]
-    assert re.search(r"^time +8 steps, about .* without evaluation \(estimated", done.out, flags=re.MULTILINE)
-    memory = ("--memory", "667MiB", "memory.margin=0")  # 666 MiB of it are the CUDA context
-    done = brim("plan", "config.yaml", *BY_LENGTH, *DATA, *memory, "--verbose")
-    assert re.search(r"^taken +none: no row is short enough *$", done.out, flags=re.MULTILINE)
-
-
 @pytest.mark.parametrize(
     ("verb", "wrong"), [(("plan", *DATA, "--device", "t4"), "memory.budget=99GiB"), (("memory",), "base_model=nowhere")]
 )
@@ -59,12 +47,15 @@ def test_what_was_noted_before_a_card_could_be_made_is_said_beside_the_error(bri
     assert wrong.partition("=")[0] in done.err
 
 
-def test_the_second_plan_is_found(plan):
+def test_the_second_plan_is_found_and_a_table_with_verbose(brim, plan):
     arguments = (*BY_LENGTH, "trainer.epochs=3", *DATA)
     first, second, third = (plan(*arguments, *more) for more in ((), (), ("--replan",)))
     assert (first.effective_batch_size, first.total_steps, first.lengths.num_rows) == (8, 12, 28)
     assert [each.from_cache for each in (first, second, third)] == [False, True, False]
     assert second.candidates == first.candidates
+    lines = brim("plan", "config.yaml", *arguments, "--device", "t4", "--verbose").out.splitlines()
+    assert lines[0].endswith(": train, updates of 8 rows, on t4")
+    assert max(map(len, lines)) <= 80
 
 
 def test_rows_that_are_not_there_yet_are_planned_from_config_json_alone(brim, project, plan, tiny_base):
@@ -115,10 +106,6 @@ def chat_rows():
     return rows
 
 
-def sized_rows():
-    return [{"question": f"a number {n}", "size": ["small", "large"][n % 2], "split": n % 2} for n in range(24)]
-
-
 def config(base, **changes):
     cells = {"missing_value_strategy": "drop_row"}
     return {
@@ -146,13 +133,6 @@ def chat(base):
     return {key: value for key, value in {**made, "preprocessing": preprocessing}.items() if "features" not in key}
 
 
-def category(base):
-    match = {label: {"type": "contains", "value": label} for label in ("small", "large")}
-    preprocessing = {"fallback_label": "none"}
-    feature = {"name": "size", "type": "category", "preprocessing": preprocessing, "decoder": {"match": match}}
-    return config(base, output_features=[feature])
-
-
 CASES = {
     "rows of every kind": (config, text_rows, []),
     "at random": (config, text_rows, ["preprocessing.split={type: random}"]),
@@ -162,7 +142,6 @@ CASES = {
     "8 bits": (config, text_rows, ["quantization={bits: 8, bnb_4bit_use_double_quant: false}", "trainer.optimizer.type=adamw_8bit"]),
     "scarce": (config, text_rows, ["memory={budget: 1500MiB}", "trainer.batch_size=auto"]),
     "chat": (chat, chat_rows, []),
-    "a category": (category, sized_rows, []),
 }  # fmt: skip
 
 
@@ -216,7 +195,7 @@ def test_a_card_has_eight_labels_at_most_and_every_note_is_kept(brim, project, m
     assert len(hidden) - sum("kept the weights" in line for line in kept) == int(more[1])
     rows = re.compile(r"[\d,]+ of [\d,]+ rows|the answer of 1 row is empty")
     assert Counter(rows.findall(shown)) == Counter(rows.findall("; ".join(kept))), "told, if only in short"
-    for words in ("has no effect, the", "decides", "never found", "drops the thoughts", "Ludwig's"):
+    for words in ("has no effect, the", "decides", "drops the thoughts", "Ludwig's"):
         assert not [line for line in hidden if words in line]
     on_speed = [line for line in kept if line.startswith("a step is bound by ")]
     assert all(line in hidden for line in on_speed), "of use to few"
