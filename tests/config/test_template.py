@@ -168,9 +168,8 @@ def test_several_inputs_that_cannot_be_put_together(refusals):
 def test_labels_stand_in_the_prompt_as_they_are_and_a_text_has_none():
     labels = {"vocab": ["a {x}", "b"], "fallback_label": "c"}
     feature = {"name": "Kategorie", "type": "category", "preprocessing": labels}
-    config = load_config(
-        tickets(output_features=[feature], prompt={"template": "One of {__labels__}: {Betreff}"})
-    ).config
+    prompt = {"template": "One of {__labels__}: {Betreff}"}
+    config = load_config(tickets(output_features=[feature], prompt=prompt)).config
     assert str(prompt_template(config)) == "One of a {{x}}, b, c: {Betreff}"
     text = [{"name": "Kategorie", "type": "text"}]
     with refused("prompt.template: … {__labels__}, … is a text … output_features.0.type: category"):
