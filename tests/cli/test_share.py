@@ -25,13 +25,17 @@ def test_export_says_what_it_wrote_and_a_merge_its_figures(brim, finished_run, t
     assert (told["kind"], told["output"]) == ("merged", str(tmp_path / "again"))
 
 
-def test_a_refused_merge_writes_nothing_and_a_token_is_no_option(brim, finished_run, tmp_path, monkeypatch):
+def test_a_refused_merge_writes_nothing_and_an_upload_needs_a_model(brim, finished_run, tmp_path, monkeypatch):
     done = brim("export", finished_run, "--merge", "--max-divergence", "0", "--output", tmp_path / "out")
     assert done.code == 1
     assert "the merged model differs from the unmerged one by" in done.err
     assert "raise --max-divergence" in done.err
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("HF_TOKEN", TOKEN)
+    for name in ("config.yaml", "plan.json"):
+        (tmp_path / name).write_bytes((finished_run / name).read_bytes())
+    done = brim("upload", tmp_path, "some-org/x")
+    assert (done.code, "this run has no model yet" in done.err) == (2, True)
     done = brim("upload", finished_run, "some-org/some-model", "--token", TOKEN)
     assert done.code == 2
     assert TOKEN not in done.out + done.err
