@@ -70,12 +70,9 @@ def test_data_in_memory_gives_the_same_rows_and_a_frames_cells_are_values(monkey
     assert not pa.types.is_dictionary(source.table.schema.field("q").type)
     frame = pd.DataFrame({"q": ["x", None], "n": [1.5, float("nan")]})
     assert read(frame).table.to_pylist() == [{"q": "x", "n": 1.5}, {"q": None, "n": None}]
-    frame = pd.DataFrame({"q": pd.Series(["x", None, "y"], dtype=object)})
-    assert read(frame).table["q"].to_pylist() == ["x", None, "y"]
 
 
 DROP = "set preprocessing.on_bad_row: drop to go on without such rows"
-HALF = f"column `q` holds half of a character … write the whole character, or remove it; or {DROP}"
 JSON = "expected: a list of objects (one a row), or one object of lists (one a column)"
 ENDINGS = "csv, tsv, json, jsonl (or ndjson), parquet (or pq), or a folder saved by `datasets`"
 NO_ROWS = "the data set has no rows … at least one row of data … look at what makes it, such as a filter"
@@ -88,32 +85,15 @@ BAD_FILES = [
     ("data.csv", "\n\n", ["data.csv: the file is empty … a header line and at least one row"]),
     ("data.docx", "x", [f"{{folder}}/data.docx: the ending '.docx' is not known … {ENDINGS} … rename the file"]),
     ("data", "x", [f"{{folder}}/data: the file has no ending that says its format … {ENDINGS}"]),
-    ("data.jsonl", '{"q": 1}\n' * 7 + "{]\n" * 7, [
-        *(f"data.jsonl:{line}: not valid JSON: Expecting property name" for line in range(8, 13)),
-        f"data.jsonl: 2 more rows are bad … {DROP}"]),
     ("data.jsonl", '{"q": 1}\n\n[1]\n{"q": 1}\n', [f"data.jsonl:3: this line is a list … one JSON object a line … {DROP}"]),
-    ("data.jsonl", '[\n  {"q": 1}\n]\n', ["data.jsonl: the file is one JSON list, … rename it to data.json"]),
-    ("data.jsonl", '{"q": "x"}\n{"q": "\\ud83d"}\n', [f"data.jsonl:2: {HALF}"]),
-    ("data.json", '[{"q": "x"},\n {"q": {"b": 1, "b": 1}}]\n', [
-        f"data.json, row 1: JSON that cannot be read: the key 'b' stands twice in one object … {DROP}"]),
-    ("data.json", '[\n  {"q": "x"},\n  {"q": }\n]\n', [
-        f"data.json:3: not valid JSON: Expecting value at character 9 of the line … {JSON}"]),
-    ("data.json", '[{"q": "x"}\n {"q": "y"}]', ["data.json:2: not valid JSON: Expecting ',' delimiter at character 2 of"]),
-    ("data.json", '[{"q": "x"},\n', ["data.json:2: not valid JSON: Expecting value at character 1 of the line"]),
+    ("data.json", '[{"q": "x"}\n {"q": "y"}]', [
+        f"data.json:2: not valid JSON: Expecting ',' delimiter at character 2 of the line … {JSON}"]),
     ("data.json", '[{"q": 1}]\nx', ["data.json:2: not valid JSON: Extra data at character 1 of the line"]),
     ("data.json", '[{"q": 1}, 2]', [f"data.json, row 1: this is a number, not an object … {DROP}"]),
     ("data.json", '{"q": "x"}', [f"data.json: the file holds an object whose values are not lists … {JSON}"]),
     ("data.json", '"x"', [f"data.json: the file holds text … {JSON}"]),
     ("data.json", '{"q": ["x", "y"], "a": ["z"]}', ["data.json: the columns differ in length: `q` 2, `a` 1"]),
     ("data.csv", 'q,a,b\n"x\ny",2,3\n1,2\n', [f"data.csv:4: 2 fields where the header has 3 … 3 fields … {DROP}"]),
-    ("data.csv", "q,a\n" + "1\n" * 8, [
-        *(f"data.csv:{line}: 1 field where the header has 2" for line in range(2, 7)), "data.csv: 3 more rows are bad",
-        "data.csv: 8 of 8 rows are bad, more than … leaves out … look at the first of them"]),
-    ("data.csv", 'q,a\n1,"x\n2,y\n', [
-        "data.csv:2: a quoted cell begins in this row and never ends; … in the 2 lines … close the quote"]),
-    ("data.jsonl", b'{"q": "x"}\n{"q": "y"}\n{"q": "caf\xe9"}\n', [
-        "data.jsonl:3: byte 0xE9 is not UTF-8 text; the file looks like WINDOWS-1252 … a text file in UTF-8 "
-        f"… `iconv -f WINDOWS-1252 -t UTF-8 data.jsonl > data-utf8.jsonl`; or {DROP}"]),
     ("data.parquet", "PAR1 but no more", ["data.parquet: the parquet file cannot be read: … write or download it again"]),
     ("~nobody-of-this-name/rows.csv", None, ["… no file can be read by this name"]),
     ("x" * 300 + ".csv", None, ["… no file can be read by this name"]),
@@ -203,12 +183,7 @@ def test_what_is_wrong_with_data_in_memory_is_told_with_its_place():
             read(data)
 
 
-def test_a_damaged_parquet_file_and_json_beyond_pythons_limits_are_told(tmp_path):
-    pq.write_table(pa.table({"q": [str(number) for number in range(1000)]}), tmp_path / "data.parquet")
-    whole = (tmp_path / "data.parquet").read_bytes()
-    (tmp_path / "data.parquet").write_bytes(whole[: len(whole) // 2])
-    with refused("data.parquet: the parquet file cannot be read: ", by=DataError):
-        read(tmp_path / "data.parquet")
+def test_json_beyond_pythons_limits_is_told(tmp_path):
     for name, start in [("data.jsonl", '{"q": '), ("data.json", "["), ("data.json", '{"q": ')]:
         (tmp_path / name).write_text(start + "[" * 100_000)
         with pytest.raises(DataError, match=f"^{name}:1: JSON that cannot be read: maximum recursion depth exceeded"):
@@ -233,7 +208,6 @@ def test_the_first_bad_byte_is_found_across_blocks(tmp_path, monkeypatch, text, 
 SAVE_AS = "open it in the program that wrote it and save the sheet as csv (in Excel: Save As, CSV UTF-8)"
 UNPACK = "unpack it, and name the file that it holds"
 NO_TEXT = [
-    ("d.ods", b"PK\x03\x04x", "the file is a spreadsheet, which is not read", SAVE_AS),
     ("d.csv", b"PK\x03\x04x", "the file is a spreadsheet or a zip archive", f"{SAVE_AS}; or unpack it"),
     ("d.csv", b"\xd0\xcf\x11\xe0\xa1", "the file is an old Excel file", SAVE_AS),
     ("d.zip", b"PK\x03\x04x", "the file is an archive, which is not read", UNPACK),
@@ -262,8 +236,6 @@ ONE_TYPE = f"one type in all rows of a column … e.g. all as text; or {DROP}"
 MIXED_FILES = [
     ("data.jsonl", '{"q": "x"}\n\n{"q": null}\n{"q": 3}\n',
      f"data.jsonl:4: column `q` changes its type: a number here, text in data.jsonl:1 … {ONE_TYPE}"),
-    ("data.jsonl", '{"q": 1}\n{"q": true}\n',
-     "data.jsonl:2: column `q` changes its type: true or false here, a number in data.jsonl:1"),
     ("data.jsonl", '{"q": 1}\n{"q": 99999999999999999999}\n',
      f"data.jsonl:2: column `q` holds a whole number beyond 64 bits … as text, in quotes; or {DROP}"),
     ("data.jsonl", '{"q": 0.5}\n{"q": 9007199254740993}\n',
