@@ -15,7 +15,7 @@ from tests.messages import refused, says
 from brim.config.schema import Config
 from brim.data import check_data
 from brim.data.advice import Bin, Cut, Watcher
-from brim.data.advice.facts import ConstantEdges, are_broken, constant_edges
+from brim.data.advice.facts import are_broken
 from brim.data.advice.finding import histogram
 from brim.data.advice.rows import different_answers, duplicates, one_prompt
 from brim.data.read import read
@@ -117,17 +117,15 @@ def test_the_fix_for_a_random_split_ends_the_leak(encoder, make_config):
     assert leak.kind == "leakage"
     assert leak.fix == "set preprocessing.split: {type: hash, column: q}"
     mended = make_config(prompt__template=template, preprocessing__split={"type": "hash", "column": "q"})
-    kinds = [finding.kind for finding in check_data(mended, read(columns), encoder, context_length=None).advice]
-    assert "leakage" not in kinds
-    assert "duplicates" in kinds
+    assert "leakage" not in {
+        found.kind for found in check_data(mended, read(columns), encoder, context_length=None).advice
+    }
 
 
 def test_few_rows_to_measure_by(advice_on):
-    for num_rows, is_told in [(29, True), (30, False), (0, False)]:
-        found = advice_on(ASKED, MEANINGS, split=[0] * (100 - num_rows) + [2] * num_rows)
-        assert ("small_split" in found) == is_told
-        if is_told:
-            check_finding(found["small_split"], "few rows to measure by: test has 29", [], why="… by up to ±18%")
+    small, enough, none = (advice_on(ASKED, MEANINGS, split=[0] * (100 - n) + [2] * n) for n in (29, 30, 0))
+    check_finding(small["small_split"], "few rows to measure by: test has 29", [], why="… by up to ±18%")
+    assert enough == none == {}
 
 
 @pytest.fixture
@@ -155,7 +153,6 @@ def test_cuts_of_rows_prompts_and_answers_count_all_rows_with_their_lengths(chec
     counts = {"num_rows": 8, "num_all_rows": 100, "num_tokens_lost": lost}
     keeps = {"share_of_tokens_lost": lost / int(totals.sum()), "keeps_95": 147, "keeps_99": 191, "keeps_all": 202}
     assert report.cuts == (Cut(event="cut_joined", limit_tokens=105, why=why, **counts, **keeps),)
-    assert [int((totals <= length).sum()) for length in (146, 147, 190, 191, 201, 202)] == [94, 95, 98, 99, 99, 100]
     whole = "(whole are 95% at 147, 99% at 191, all at 202)"
     what = f"8 of 100 rows (8.0%) are cut at 105 tokens; {lost / totals.sum():.1%} of their tokens"
     fix = f"set preprocessing.global_max_sequence_length: 191 {whole}"
@@ -177,7 +174,6 @@ def test_cuts_of_rows_prompts_and_answers_count_all_rows_with_their_lengths(chec
     for kind, part, length in [("cut_prompt", "input", 100), ("cut_answer", "output", 90)]:
         fix = f"set {part}_features[0].preprocessing.max_sequence_length: {length} ("
         assert found_in(report, kind).fix.startswith(fix)
-    assert found_in(report, "cut_answer").rows.tolist() == list(range(92, 100))
     report = checked_lengths(preprocessing__global_max_sequence_length=50, preprocessing__drop_unlearnable=True)
     assert (report.cuts[0].num_all_rows, report.cuts[0].keeps_all) == (100, 202)
     assert sum(each.num_rows for each in report.lengths) == 100
@@ -189,7 +185,6 @@ def test_cuts_of_rows_prompts_and_answers_count_all_rows_with_their_lengths(chec
 def test_bins():
     for lengths, expected in [
         ([], []),
-        ([7, 7, 7], [(7, 7, 3)]),
         ([10, 11, 11, 13], [(10, 10, 1), (11, 11, 2), (12, 12, 0), (13, 13, 1)]),
         ([100, 140, 260], [(100, 149, 2), (150, 199, 0), (200, 249, 0), (250, 260, 1)]),
         ([3, 9, 70, 130], [(3, 4, 1), (5, 8, 0), (9, 16, 1), (17, 32, 0), (33, 64, 0), (65, 128, 1), (129, 130, 1)]),
@@ -237,7 +232,6 @@ SAME = ["positive", "negative"] * 6
 
 def test_prompts_with_a_constant_ending_or_an_end_of_their_own_are_separated(advice_on):
     for prompts in [
-        [f"{text}\n### Answer:\n" for text in STATEMENTS],
         [f"{text} =>" for text in STATEMENTS],
         [f"{text}\nAnswer" for text in STATEMENTS],
         [f"{text}?" if n % 2 else f"{text}." for n, text in enumerate(STATEMENTS)],
@@ -258,9 +252,8 @@ def test_free_text_that_flows_into_the_answer(advice_on):
     fix = r'set prompt.template: "{q}\n\n### Answer:\n"'
     check_finding(finding, f"{missing} … in 12 not even a space stands between them", range(12), fix=fix)
     assert advice_on(STATEMENTS, SAME, prompt__template="{q}\n\n### Answer:\n") == {}  # which ends the advice
-    finding = advice_on(STATEMENTS, [f" {answer}" for answer in SAME])["no_separator"]
-    check_finding(finding, missing, range(12))
-    assert "space" not in finding.what
+    assert "space" not in advice_on(STATEMENTS, [f" {answer}" for answer in SAME])["no_separator"].what
+    assert "no_separator" in advice_on(STATEMENTS, [f"The {place} is it." for place in CAPITALS])  # a word is no sign
     finding = advice_on(STATEMENTS, SAME, prompt__template="Judge the mood of this text: {q}")["no_separator"]
     fix = r'end prompt.template with a line of its own, such as "\n\n### Answer:\n"'
     check_finding(finding, missing, range(12), fix=fix)
@@ -279,15 +272,6 @@ def test_a_prompt_that_ends_in_a_space_which_the_tokenizer_puts_into_words(tiny_
     assert says(finding.fix, "take the space off the end of prompt.template, and begin the answers with it")
     assert advice("Mood:") == advice("Mood:\n") == ()
     assert advice_on([f"{text}: " for text in STATEMENTS], SAME) == {}  # where a space is a token anyway
-
-
-def test_edges_are_the_longest_that_nearly_all_share():
-    prompts = [f"{n} things. Answer:" for n in range(9)] + ["odd"]
-    edges = ConstantEdges(prompt_end="ings. Answer:"[-12:], answer_start="\n- a")
-    assert constant_edges(prompts, ["\n- a"] * 10) == edges
-    assert constant_edges([*prompts, "odder"], []) == ConstantEdges()
-    assert constant_edges([], []) == ConstantEdges()
-    assert constant_edges(["a x", "b x"], ["The end", "The cat"]) == ConstantEdges(prompt_end=" x")
 
 
 ANIMALS = ["cat", "dog", "cow", "fox", "owl", "bee", "ant", "elk", "emu", "hen"]
@@ -333,13 +317,7 @@ def test_what_has_no_full_stop_is_not_cut_for_that(advice_on):
         assert advice_on(DESCRIBE, answers) == {}, answers[3]
 
 
-def test_end_signs_in_the_text_are_told_by_what_they_do(advice_on, make_config, encoder):
-    answers = list(SENTENCES)
-    answers[2] = f"One.</s>{answers[2]}"
-    answers[7] += "</s>"
-    answers[9] = f"Two.</s> {answers[9]}</s>\n"
-    assert set(advice_on(DESCRIBE, answers)) == {"end_in_text"}
-
+def test_end_signs_in_the_text_are_told_by_what_they_do(make_config, encoder):
     answers = [f"{text}{'</s>' if n < 5 else '<|im_end|>' if n < 7 else ''}" for n, text in enumerate(SENTENCES)]
     answers[39] = f"Yes.</s>{answers[39]}"
     source = read({"q": DESCRIBE, "a": answers})
@@ -378,8 +356,7 @@ def test_broken_characters_and_prompts_that_give_their_answer_away(advice_on):
     assert are_broken(broken).tolist() == [True] * len(broken)
     assert not are_broken(whole).any()
     letters = [chr(code) for code in range(0xA0, 0x100)]  # of Latin-1, as UTF-8 read with the wrong encoding
-    wrong = [letter.encode().decode("cp1252", errors="replace") for letter in letters]
-    assert are_broken(wrong).all()
+    assert are_broken([letter.encode().decode("cp1252", errors="replace") for letter in letters]).all()
     assert not are_broken([f"a{letter}b" for letter in letters]).any()
 
 
@@ -425,6 +402,6 @@ def test_the_prompt_of_a_conversation_is_all_before_its_last_answer(encoder):
     (split,) = (each for each in report.splits if each.num_rows)
     answer = len("zwei<|im_end|>\n")
     assert (split.prompt.max, split.answer.max) == (split.total.max - answer, answer)
-    (finding,) = checked([turns], encoder, context_length=split.prompt.max + 19, **generation).advice
-    assert (finding.kind, finding.fix) == ("no_room", "lower generation.max_new_tokens")
-    assert checked([turns], encoder, context_length=split.prompt.max + 20, **generation).advice == ()
+    for room, told in [(19, [("no_room", "lower generation.max_new_tokens")]), (20, [])]:
+        report = checked([turns], encoder, context_length=split.prompt.max + room, **generation)
+        assert [(finding.kind, finding.fix) for finding in report.advice] == told
