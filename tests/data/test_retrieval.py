@@ -22,7 +22,6 @@ from brim.data import check_data, nearest_examples, prepare, prompter, prompts_o
 from brim.data.examples import NONE, drawn, example_pool
 from brim.data.nearest_examples import NearestExamples, load_sentence_encoder, nearest
 from brim.data.read import BATCH_ROWS, read
-from brim.data.retrieval import without_embeddings
 from brim.errors import ConfigError, DataError, ModelError, OutputError, Problem
 from brim.models.folders import local_folder
 
@@ -53,7 +52,7 @@ def contexts_of(pool):
 
 
 def test_only_training_rows_with_their_answers_and_one_for_each_input_also_on_disk(make_config, monkeypatch):
-    columns = {"q": ["one", "two", "three", "one", "four"], "a": ["1", "2", "3", "I", "4"], "split": [0, 1, 0, 0, 2]}
+    columns = {"q": ["one", "two", "three", "one", "four"], "a": list("123I4"), "split": [0, 1, 0, 0, 2]}
     pool = pool_of(make_config, columns, preprocessing__split="fixed")
     assert contexts_of(pool) == ["[{'q': 'one', 'a': '1'}]", "[{'q': 'three', 'a': '3'}]"]
     assert pool.context([1, 0]) == "[{'q': 'three', 'a': '3'}, {'q': 'one', 'a': '1'}]"
@@ -102,7 +101,6 @@ def test_data_without_examples_is_told(make_config):
     empty = {"input__preprocessing__missing_value_strategy": "error"}
     two = {"prompt__retrieval": {"type": "random", "k": 2}}
     for columns, changes, words in [
-        ({"q": ["x", "x"], "a": ["1", "2"]}, {}, "the given columns: … 1 different inputs, and prompt.retrieval.k asks for 2"),
         ({"q": ["x", "y"], "b": ["1", "2"]}, {}, "the given columns: no column `a` … `q`, `b`"),
         ({"q": ["x", None], "a": ["1", "2"]}, empty, "the given columns, row 1: column `q` is empty … drop_row"),
     ]:  # fmt: skip
@@ -191,8 +189,7 @@ def test_what_was_computed_once_is_used_again(pool, cache, name):
 def test_an_index_of_something_else_or_a_damaged_one_is_made_again_and_told(pool, cache):
     kept(pool(), name="mine")
     for questions, identity in [
-        (["one", "two", "four"], "letters"),
-        (["four", "two", "one"], "letters"),  # in another order
+        (["four", "two", "one"], "letters"),
         (["fourt", "wo", "one"], "letters"),  # another cut of the same letters
         (["fourt", "wo", "one"], "other letters"),
     ]:
@@ -204,7 +201,6 @@ def test_an_index_of_something_else_or_a_damaged_one_is_made_again_and_told(pool
     folder = cache / "retrieval" / "mine"
     for damage, reason in [
         (lambda: (folder / "embeddings.npy").write_bytes(b"x"), "embeddings.npy changed since it was written"),
-        (lambda: (folder / "embeddings.npy").unlink(), "embeddings.npy is missing"),
         (lambda: (folder / "manifest.json").unlink(), "manifest.json is missing"),
     ]:
         damage()
@@ -215,10 +211,8 @@ def test_an_index_of_something_else_or_a_damaged_one_is_made_again_and_told(pool
 
 
 def test_without_a_name_each_data_and_model_has_its_own_index_and_the_oldest_goes(pool, cache, monkeypatch):
-    kept(pool())
-    found, _ = kept(pool(["another"]))
-    kept(pool(), LetterEncoder("other letters"))
-    assert found[1] == ()
+    for questions, identity in [(QUESTIONS, "letters"), (["another"], "letters"), (QUESTIONS, "other letters")]:
+        assert kept(pool(questions), LetterEncoder(identity))[0][1] == ()
     assert len(list((cache / "retrieval").iterdir())) == 3
     shutil.rmtree(cache / "retrieval")
     kept(pool(), name="old")
@@ -446,14 +440,12 @@ def test_a_check_loads_no_model_and_says_so(make_config, encoder, monkeypatch):
     report = check_data(make_config(**SEMANTIC), read(ROWS), encoder, context_length=None, show=1)
     assert says(report.notes[0], "prompt.retrieval is semantic, … drawn by chance; … pip install 'brim[retrieval]'")
     assert report.samples[0].segments[0].text.startswith("<s>[{'q': ")
-    assert without_embeddings(make_config(**RANDOM)) == (make_config(**RANDOM), [])
 
 
 def test_examples_are_no_advice_on_answers_in_prompts(advice_on):
     answer = "an answer that has the length of a sentence"
     questions = [f"question {n}\n" for n in range(20)]
     changes = {"prompt__template": "{__context__}\n{q}", "prompt__retrieval": {"type": "random", "k": 3}}
-    found = advice_on(questions, [f"{answer} {n % 2}" for n in range(20)], **changes)
+    found = advice_on([*questions, questions[0]], [f"{answer} {n % 2}" for n in range(21)], **changes)
     assert "answer_in_prompt" not in found
-    repeated = advice_on([*questions, questions[0]], [f"{answer} {n % 2}" for n in range(21)], **changes)
-    assert repeated["duplicates"].rows.tolist() == [20]
+    assert found["duplicates"].rows.tolist() == [20]
