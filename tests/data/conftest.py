@@ -86,10 +86,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> TextEncoder:
 
 @pytest.fixture(scope="session")
 def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    def make(**settings: Any) -> Path:
-        return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), **settings)
-
-    return make
+    return lambda **settings: write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), **settings)
 
 
 @pytest.fixture(scope="session")
