@@ -284,10 +284,11 @@ def test_a_column_of_mixed_types_is_an_error_where_it_is_used_and_else_a_note(tm
 @pytest.mark.parametrize("batch_rows", [1, 2, 4096])
 def test_what_is_mixed_or_nested_is_read_as_text(tmp_path, monkeypatch, batch_rows):
     monkeypatch.setattr("brim.data.read.columns.BATCH_ROWS", batch_rows)
+    monkeypatch.setattr("brim.data.read.spill.SPILL_BYTES", 100)
     rows = [
-        {"q": "x", "id": 1, "meta": {"a": 1}},
+        {"q": "x", "id": 1, "meta": {"a": 1}, "n": 1},
         {"q": "y", "id": "31", "meta": None, "late": [1, "ü"]},
-        {"q": "z", "id": True, "meta": {"b": {"c": 0.5}}},
+        {"q": "z", "id": True, "meta": {"b": {"c": 0.5}}, "n": 0.5},
         {"q": "ü", "id": {"n": [1]}},
     ]
     source = read(write_content(tmp_path / "data.jsonl", jsonl(*rows)))
@@ -295,6 +296,7 @@ def test_what_is_mixed_or_nested_is_read_as_text(tmp_path, monkeypatch, batch_ro
         "q": ["x", "y", "z", "ü"],
         "id": ["1", "31", "true", '{"n": [1]}'],
         "meta": ['{"a": 1}', None, '{"b": {"c": 0.5}}', None],
+        "n": [1.0, None, 0.5, None],
         "late": [None, '[1, "ü"]', None, None],
     }
     source.require_text(["q"])
