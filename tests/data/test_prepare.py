@@ -53,7 +53,6 @@ UNUSABLE = [  # changes, columns, and the words of each problem
         f"{NO_COLUMNS}`completion` … set chat: {{}} to learn from the conversations in `messages`"]),
     ({"output__name": "Category"}, {"q": ["x"], "Customer": ["y"], "categories_of": ["z"]}, [
         f"{NO_COLUMNS}`Category` … name a column of the data"]),
-    ({"output__name": "anser"}, {"q": ["x"], "answer": ["y"]}, [f"{NO_COLUMNS}`anser` … did you mean `answer`?"]),
     ({}, {"q": [["x"]], "a": [{"text": "y"}]}, [
         "the given columns: column `q` holds lists, which are not text … write what the model should read as a text column",
         "the given columns: column `a` holds objects, which are not text"]),
@@ -144,7 +143,6 @@ def test_rows_keep_their_order_and_a_sample_is_drawn_before_splitting(prepared, 
     assert sorted(np.concatenate([rows.keys for rows in made.splits.values()]).tolist()) == list(range(3000))
     (alone,) = prepare(read(columns), make_config(), encoder, context_length=None, only="test").splits.values()
     assert alone.keys.tolist() == made.splits["test"].keys.tolist()
-    assert prepared(columns, only="full").splits["full"].keys.tolist() == list(range(3000))
     columns = {"q": list("abcdefghij"), "a": ["x"] * 10}
     assert prepared(columns, preprocessing__sample_size=4).splits["train"].keys.tolist() == [0, 2, 3, 6]
     assert prepared(columns, preprocessing__sample_ratio=0.4).splits["train"].keys.tolist() == [0, 2, 3, 6]
@@ -181,9 +179,8 @@ def test_missing_cells_are_filled_or_dropped_by_default_and_as_asked(prepared):
     made = prepared({"q": ["a", None, "c", ""], "a": ["x", "y", None, "z"]})
     assert made.splits["train"].keys.tolist() == [0, 1, 3]
     assert missing(made) == [(1, "filled", "`q`"), (2, "dropped", "`a`")]
-    filled, dropped = made.ledger.summary()
-    assert says(filled, "1 of 4 rows had missing cells, which were filled (no value in `q`)")
-    assert says(dropped, "1 of 4 rows were dropped: … missing (no value in `a`)")
+    assert says(made.ledger.summary()[0], "1 of 4 rows had missing cells, which were filled (no value in `q`)")
+    assert says(made.ledger.summary()[1], "1 of 4 rows were dropped: … missing (no value in `a`)")
 
     frame = pd.DataFrame({"q": ["a", None, "c", None], "a": [1.0, 2.0, float("nan"), None]})
     fill = {"missing_value_strategy": "fill_with_const", "fill_value": "ZZ"}
