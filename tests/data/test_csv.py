@@ -124,8 +124,7 @@ def test_empty_lines_are_counted_and_rows_longer_than_a_block_are_read(tmp_path,
     assert source.table["q"].to_pylist() == ["one\n\ntwo", None, "y"]
     assert [source.locate(row) for row in range(3)] == ["d.csv:4", "d.csv:7", "d.csv:9"]
     source = source_of(tmp_path, "q,a\n" + "x" * 200_000 + ",y\nz\n")
-    assert [source.locate(row) for row in source.faults] == ["d.csv:3"]
-    assert source.table["q"].to_pylist() == ["x" * 200_000, None]
+    assert (source.table["q"].to_pylist(), list(source.faults)) == (["x" * 200_000, None], [1])
     assert csv.field_size_limit() == 131_072
     monkeypatch.setattr(read_csv, "BLOCK_BYTES", 100)
     long = "x" * 150_000
@@ -177,14 +176,11 @@ def test_what_excel_saves_is_read_and_noted_and_a_first_line_names_the_separator
         assert source.locate(1) == "d.csv:3"
     (note,) = source_of(tmp_path, TICKETS.encode("cp1252"), "$(reboot).csv").notes
     assert "`iconv -f ENCODING -t UTF-8 FILE > NEW_FILE`" in note  # no part of the command is run by a shell
-    for codec, mark in (("utf-16-le", b"\xff\xfe"), ("utf-16-be", b"\xfe\xff"), ("utf-32-be", b"\0\0\xfe\xff")):
-        assert source_of(tmp_path, mark + TICKETS.encode(codec)).table.to_pylist() == ROWS
     assert source_of(tmp_path, "q,a\nGröße; und; so,x\n").notes == ()
     source = source_of(tmp_path, "sep=;\r\n" + TICKETS)
     assert (source.table.to_pylist(), source.notes) == (ROWS, ())
     assert source.locate(0) == "d.csv:3"
-    one_column = source_of(tmp_path, "sep=|\na;b\nx;y\nz;w\n")
-    assert one_column.table.to_pylist() == [{"a;b": "x;y"}, {"a;b": "z;w"}]
+    assert source_of(tmp_path, "sep=|\na;b\nx;y\nz;w\n").table.to_pydict() == {"a;b": ["x;y", "z;w"]}
     assert source_of(tmp_path, "sep=^\na^b\nx^y\n").table.to_pylist() == [{"a": "x", "b": "y"}]
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import resource
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -84,8 +83,7 @@ def test_formats_may_be_mixed_and_a_column_of_several_types_is_text_as_each_file
     pq.write_table(pa.table({"q": ["p"], "a": [3]}), tmp_path / "c.parquet")
     source = read(["a.csv", "b.jsonl", "c.parquet"])
     assert source.table.to_pylist() == [{"q": "Größe", "a": 1}, {"q": None, "a": 2}, {"q": "p", "a": 3}]
-    (note,) = source.notes
-    assert says(note, "a.csv is read with semicolons between its fields")
+    assert says(source.notes[0], "a.csv is read with semicolons between its fields")
     for name, cells in {"d.csv": "x,3\ny,", "e.csv": "x,3.5", "f.csv": "x,none"}.items():
         folder(name, f"q,n\n{cells}\n")
     assert read(["d.csv", "e.csv"]).table["n"].to_pylist() == ["3", None, "3.5"]
@@ -319,8 +317,6 @@ def test_token_rows_are_mapped_and_leave_no_file(monkeypatch, cache, prepared):
     assert large.lengths.sum() * 4 > 1_500_000
     assert pa.total_allocated_bytes() - before < 100_000
     assert list(cache.iterdir()) == []
-    for figures in ("keys", "lengths", "num_supervised"):
-        assert getattr(large, figures).tolist() == getattr(small, figures).tolist()
-    for position in (0, 1, 1023, 1024, len(small) - 1):
-        np.testing.assert_array_equal(large[position].input_ids, small[position].input_ids)
-        np.testing.assert_array_equal(large[position].supervised, small[position].supervised)
+    assert large.num_supervised.tolist() == small.num_supervised.tolist()
+    parts = [[(row.key, row.input_ids.tolist(), row.supervised.tolist()) for row in rows] for rows in (large, small)]
+    assert parts[0] == parts[1]

@@ -35,10 +35,6 @@ def test_error_tells_the_first_places_counts_the_others_and_names_the_policy_whe
         with pytest.raises(DataError) as caught:
             settle(faults_in(*range(num_bad)), "error")
         assert ("on_bad_row" in str(caught.value)) == is_told  # to drop more than half of the rows would not help
-    faults = RowFaults(locate=lambda key: "here")
-    faults.add(0, Problem(what="half a character", fix="remove it"))
-    with refused(f"here: half a character … remove it; or {DROP}"):
-        settle(faults, "error")
 
 
 def test_drop_gives_entries_in_the_order_of_the_rows():

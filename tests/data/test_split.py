@@ -88,7 +88,6 @@ def test_a_given_split_knows_numbers_and_names_and_tells_what_it_does_not_know()
     _, unknown = split_as_given(["0", "3", "tset", "3"])
     assert unknown == {"3": [1, 3], "tset": [2]}
     assert spellings(["0", "train", "1", "test", "0", "other"]) == {"train": ["0", "train"]}
-    assert spellings(["0", "0.0", "1", "2"]) == {}
 
 
 @given(num_rows=st.integers(1, 200), seed=st.integers(0, 1000), data=st.data())
