@@ -53,7 +53,6 @@ def test_the_first_four_tell_a_floor_and_two_slopes_apart(lengths):
 def test_a_short_run_is_not_measured_nor_too_few_shapes():
     needed_s = CALLS * 1e-4 * (48 + 10 * 48 + 512 + 20 * 48)
     assert timing(run_s=1.01 * needed_s / 0.02).shapes
-    assert timing(run_s=1e9).allowed_s == 30.0
     assert timing(run_s=1e9, token_s=1.0).shapes == ()
     too_long = "not measured: timing takes about 0.6 s, more than 0.6 s: 2% of the run, 30.0 s at most"
     too_few = "not measured: only 1 of the shapes worth timing fit under the cap"
@@ -67,44 +66,29 @@ def test_a_short_run_is_not_measured_nor_too_few_shapes():
 SHAPES = ((1, 50), (8, 50), (1, 400), (4, 100), (64, 400), (8, 100))
 
 
-class FakeDevice:
-    """A floor of 10 ms and 1 ms a token; the first call of a shape takes ten times as long."""
-
-    def __init__(self):
-        self.now_s = 100.0
-        self.calls = []
-
-    def run(self, rows, length):
-        first = (rows, length) not in self.calls
-        self.calls.append((rows, length))
-        self.now_s += (10 if first else 1) * (0.01 + 1e-3 * rows * length)
-
-    def clock(self):
-        return self.now_s
-
-
 def timed(allowed_s, *, token_s=1e-3):
-    device = FakeDevice()
-    samples = Timing(shapes=SHAPES, allowed_s=allowed_s).measured(device.run, device.clock, predicted=line(token_s))
-    return device, [(sample.rows, sample.length) for sample in samples], samples
+    """A floor of 10 ms and 1 ms a token; the first call of a shape takes ten times as long."""
+    calls, seconds = [], [100.0]
+
+    def run(rows, length):
+        seconds.append((1 if (rows, length) in calls else 10) * (0.01 + 1e-3 * rows * length))
+        calls.append((rows, length))
+
+    timing = Timing(shapes=SHAPES, allowed_s=allowed_s)
+    samples = timing.measured(run, lambda: sum(seconds), predicted=line(token_s))
+    return calls, [(sample.rows, sample.length) for sample in samples], samples
 
 
 def test_the_first_call_is_not_counted_and_what_cannot_be_afforded_is_left_out():
-    device, shapes, samples = timed(1e6)
+    calls, shapes, samples = timed(1e6)
     assert shapes == list(SHAPES)
-    assert device.calls == [shape for shape in SHAPES for _ in range(CALLS)]
+    assert calls == [shape for shape in SHAPES for _ in range(CALLS)]
     assert samples[0].seconds == pytest.approx((0.06,) * (CALLS - 1))
     assert TimeFit.through(samples, line(1e-3)).seconds(1000, 100) == pytest.approx(1.01, rel=0.02)
     assert timed(60.0)[1] == [shape for shape in SHAPES if shape != (64, 400)]
     # An estimate that was too low is corrected: by it, 64 rows of 400 would take a tenth of what they take.
     assert (64, 400) not in timed(60.0, token_s=1e-4)[1]
     assert timed(0.1)[1] == [(1, 50)]  # it ends when the time is up
-
-    def run(rows, length):
-        raise MemoryError
-
-    with pytest.raises(MemoryError):  # is passed on
-        Timing(shapes=SHAPES, allowed_s=1.0).measured(run, lambda: 0.0, predicted=line(1e-3))
 
 
 # Surfaces through timed shapes, against the law that the times were made by
@@ -152,20 +136,12 @@ def test_an_estimate_that_is_off_by_a_factor_is_scaled_also_by_few_samples():
         assert (found.fixed_s, found.token_s, found.attention_s, found.bends) == (0.0, 0.0, 0.0, ())
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_noise_of_some_percent_moves_times_by_as_little(seed):
-    found = TimeFit.through(samples(noise=0.05, seed=seed), ROUGH)
-    for rows, length in [(1, 64), (3, 100), (32, 64), (1, 512), (16, 452)]:
-        assert found.seconds(rows * length, length) == pytest.approx(law(rows * length, length), rel=0.12)
-
-
 def test_one_shape_that_was_disturbed_counts_less():
     disturbed = samples()
-    spoilt = disturbed[6]
-    disturbed[6] = TimeSample(rows=spoilt.rows, length=spoilt.length, seconds=tuple(3 * s for s in spoilt.seconds))
+    spoilt = disturbed[8]  # without weights by residuals the others would be a quarter off
+    disturbed[8] = TimeSample(rows=spoilt.rows, length=spoilt.length, seconds=tuple(3 * s for s in spoilt.seconds))
     found = TimeFit.through(disturbed, ROUGH)
     assert found.seconds(1000, 100) == pytest.approx(law(1000, 100), rel=0.05)
-    assert found.relative_error > 0.15
     assert TimeSample(rows=1, length=1, seconds=(3.0, 1.0)).median_s == 1.0  # of two the smaller
     assert TimeSample(rows=1, length=1, seconds=(3.0, 1.0, 2.0)).median_s == 2.0
 
