@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from brim.data.tokens import rows_of_step
 from brim.errors import Problem
 from brim.memory import UntraceableError
 from brim.memory.variants import Help
-from brim.planning import PlanRequest, too_long, training as planning
+from brim.planning import too_long
 from brim.units import format_bytes
 from brim.workflows.training.launch import Trial, launch
 
@@ -34,15 +34,12 @@ def test_the_plan_tells_of_rows_steps_and_the_way_that_is_taken(tiny_base):
     """Its rows are partitioned in the order in which the run takes them."""
     config, said = settings(tiny_base, random_seed=SEED), []
     plan = brim.plan(config, uneven(), device="cpu", say=said.append)
-    assert isinstance(plan, brim.TrainingPlan)
     assert (plan.effective_batch_size, plan.total_steps, plan.lengths.num_rows) == (8, 6, 24)
     assert plan.budget.device == "cpu"
     chosen = plan.chosen
-    assert chosen.way.gradient_checkpointing is False
-    assert chosen.time_source == "estimated"
+    assert (chosen.way.gradient_checkpointing, chosen.time_source) == (False, "estimated")
     assert plan.seconds == pytest.approx(2 * chosen.seconds_per_epoch)
     assert chosen.total_bytes <= plan.budget.limit_bytes - plan.budget.margin_bytes
-    assert plan.too_long == ()
     assert "adapter.alpha: 16 (twice adapter.r)" in said
     request = ready(tiny_base, random_seed=SEED).request
     batches = [rows_of_step(num_rows=24, seed=SEED, consumed_samples=8 * n, size=8)[1] for n in range(3)]
@@ -74,15 +71,6 @@ def test_what_else_was_traced_changes_no_plan(tiny_base, monkeypatch, tmp_path):
     alone, after = plans
     assert after.costs == alone.costs
     assert after.chosen.seconds_per_epoch == alone.chosen.seconds_per_epoch
-
-
-def test_every_way_is_shown_and_the_one_is_taken_that_a_run_would_take(tiny_base):
-    config = settings(tiny_base, trainer={"enable_gradient_checkpointing": "auto"})
-    plan = brim.plan(config, uneven(), device="cpu")
-    ways = [(each.way.gradient_checkpointing, each.way.chunked_loss) for each in plan.candidates]
-    assert ways == [(False, True), (False, False), (True, True), (True, False)]
-    assert plan.chosen == plan.candidates[0]  # it fits with room to spare; the others are for people to see
-    assert plan.reason == "it fits, and more memory would not make updates of this size faster"
 
 
 def test_rows_that_fit_in_no_way_are_named_by_number_and_what_would_fit(tiny_base):
@@ -170,8 +158,7 @@ def test_what_is_planned_is_what_runs(tiny_base, tmp_path):
         assert (ran[0]["learning_rate"], ran[-1]["learning_rate"]) == phase.learning_rates
     assert sum(phase.num_tokens for phase in plan.phases) == made[-1]["num_tokens"]
     recorded = plan_of(run)["plan"]["phases"]
-    for name in ("size", "first_sample", "num_steps"):
-        assert [phase[name] for phase in recorded] == [getattr(phase, name) for phase in plan.phases]
+    assert [phase["num_steps"] for phase in recorded] == [phase.num_steps for phase in plan.phases]
     (batch,) = (line for line in said if line.startswith("batch: "))
     assert f"2 → 8 rows in 3 phases over 48 samples, 8 from {plan.phases[-1].first_sample} on" in batch
 
@@ -190,8 +177,7 @@ def test_another_schedule_is_another_plan_and_another_learning_rate_is_not(tiny_
 
 def test_phases_without_a_step_are_told_of_the_key_that_made_them_also_where_the_plan_was_kept(tiny_base):
     """Both ask for the same steps, in which there is none of 4 rows."""
-    ways = {"batch_rampup": {"length": "2sp", "from": 2}, "batch_schedule": "0sp:2 1sp:4 2sp:8"}
-    for key, way in ways.items():
+    for key, way in (("batch_rampup", {"length": "2sp", "from": 2}), ("batch_schedule", "0sp:2 1sp:4 2sp:8")):
         trainer = {"effective_batch_size": 8, key: way, **ONE_WAY}
         plan = brim.plan(settings(tiny_base, trainer=trainer, memory={"budget": "2 GiB"}, random_seed=72), uneven())
         assert plan.advice[0] == (
@@ -220,9 +206,8 @@ def test_a_phase_that_cannot_be_is_refused_before_anything_is_loaded(tiny_base, 
     ):
         config = settings(tiny_base, trainer={"effective_batch_size": size, **way})
         for refuse in (lambda config: brim.plan(config, uneven()), lambda config: train(config, tmp_path / "run")):
-            with pytest.raises(brim.ConfigError, match=f"^trainer.{message}") as caught:
+            with pytest.raises(brim.ConfigError, match=f"^trainer.{message}"):
                 refuse(config)
-            assert caught.value.exit_code == 2
     assert not (tmp_path / "run").exists()
 
 
@@ -248,26 +233,8 @@ def test_what_the_device_shows_changes_what_the_phases_take(tiny_base, monkeypat
     cuts = [phase.micro_batches_per_step for phase in launched.phases]
     assert cuts[2] > made.plan.phases[2].micro_batches_per_step
     assert [phase.learning_rates for phase in launched.phases] == [phase.learning_rates for phase in made.plan.phases]
-    assert launched.seconds == pytest.approx(
-        sum(phase.num_steps * phase.seconds_per_step for phase in launched.phases), rel=0.2
-    )
-
-
-def test_the_bound_is_that_of_the_way_that_is_taken_for_it_and_changes_the_length_alone(tiny_base, monkeypatch):
-    """Sizes of at most 24 rows are faster in a way in which 10 fit; for those 10 a way is taken in which 12 do."""
-    request = ready(tiny_base, trainer=DOUBLED).request
-    assert request.is_bounded_by_memory
-    now = request.bounded(5)
-    assert (now.length.sizes, now.task.effective_batch_size) == ((2, 4), 4)
-    assert now.rows is request.rows
-    fits, bounds = iter([24, 10, 12]), []
-    monkeypatch.setattr(planning, "_planned", lambda request, **others: SimpleNamespace(plan=None, request=request))
-    monkeypatch.setattr(PlanRequest, "largest_batch", lambda request, plan: next(fits))
-    bounded = PlanRequest.bounded
-    monkeypatch.setattr(PlanRequest, "bounded", lambda self, bound: bounds.append(bound) or bounded(self, bound))
-    found = planning._bounded_by_memory(request, replan=False, say=lambda line: None)
-    assert bounds == [24, 10]
-    assert found.request.length == bounded(request, 10).length
+    seconds = sum(phase.num_steps * phase.seconds_per_step for phase in launched.phases)
+    assert launched.seconds == pytest.approx(seconds, rel=0.2)
 
 
 def test_the_maximum_without_an_effective_batch_is_the_batch_of_an_update(tiny_base, tmp_path, monkeypatch):
@@ -293,17 +260,15 @@ def test_the_maximum_without_an_effective_batch_is_the_batch_of_an_update(tiny_b
     ample = brim.plan(settings(tiny_base, trainer={**LARGEST, "max_batch_size": 3}), uneven())
     assert not [line for line in ample.advice if "when it starts" in line]
     run = train(config, tmp_path / "run", said=said)
-    (line,) = (line for line in said if line.startswith("trainer.effective_batch_size"))
-    assert line == (
-        "trainer.effective_batch_size: 5 (use_maximum_batch_size, the largest that fits: 5 of the longest rows, "
-        f"{longest} tokens; {CHANGES})"
-    )
-    recorded = plan_of(run)
-    assert [choice["value"] for choice in recorded["choices"] if choice["key"] == "trainer.effective_batch_size"] == [5]
-    assert [phase["size"] for phase in recorded["batch_schedule"]] == [2, 4, 5]
+    fits = f"use_maximum_batch_size, the largest that fits: 5 of the longest rows, {longest} tokens; {CHANGES}"
+    assert f"trainer.effective_batch_size: 5 ({fits})" in said
+    assert [phase["size"] for phase in plan_of(run)["batch_schedule"]] == [2, 4, 5]
     first, *_, last = steps(run)
     assert (first["effective_batch_size"], first["learning_rate"]) == (2, plan.phases[0].learning_rates[0])
     assert last["learning_rate"] == plan.phases[-1].learning_rates[1]
+    of_memory(monkeypatch, free.plan.budget, 1)
+    none = brim.plan(settings(tiny_base, trainer=LARGEST), uneven())  # no number is said to be the largest
+    assert (none.chosen, [line for line in none.advice if "use_maximum_batch_size" in line]) == (None, [])
 
 
 def test_the_maximum_is_told_once_and_a_first_plan_is_not_said_to_be_found_earlier(tiny_base, tmp_path):
@@ -318,17 +283,11 @@ def test_the_maximum_is_told_once_and_a_first_plan_is_not_said_to_be_found_earli
     assert found_earlier == [False, True]
 
 
-def test_where_no_row_fits_no_number_is_said_to_be_the_largest(tiny_base, monkeypatch):
-    of_memory(monkeypatch, ready(tiny_base).plan.budget, 1)
-    plan = brim.plan(settings(tiny_base, trainer=LARGEST), uneven())
-    assert plan.chosen is None
-    assert not [line for line in plan.advice if "use_maximum_batch_size" in line]
-
-
 @pytest.mark.parametrize("how", ["binary", "untraceable"])
 def test_a_search_finds_the_batch_of_an_update(tiny_base, tmp_path, monkeypatch, how):
     if how == "untraceable":
-        monkeypatch.setattr("brim.planning.training.traced", untraceable)
+        error = UntraceableError(Problem(what="Llama cannot be traced"))
+        monkeypatch.setattr("brim.planning.training.traced", Mock(side_effect=error))
     search = {"batch_search": how} if how == "binary" else {}
     config, said = settings(tiny_base, trainer={**LARGEST, **search, "epochs": 1, "learning_rate": 0.013}), []
     probed = Trial.probe_size
@@ -340,13 +299,7 @@ def test_a_search_finds_the_batch_of_an_update(tiny_base, tmp_path, monkeypatch,
     monkeypatch.setattr("brim.workflows.training.launch.Trial.probe_size", few_fit)
     recorded = plan_of(train(config, tmp_path / "run", said=said, replan=True))
     (choice,) = (each for each in recorded["choices"] if each["key"] == "trainer.effective_batch_size")
-    assert choice["value"] == 7
     searched = "binary" if how == "binary" else "linear"
     assert f"the largest that fits: {searched}: 7 of the longest rows, 42 tokens" in choice["reason"]
-    assert recorded["batch_schedule"] == [{"first_sample": 0, "size": 7}]
     assert load_config(tmp_path / "run" / "config.yaml").config.trainer.effective_batch_size == 7
     assert f"trainer.effective_batch_size: 7 ({choice['reason']})" in said
-
-
-def untraceable(*given, **how):
-    raise UntraceableError(Problem(what="Llama cannot be traced"))
