@@ -2,13 +2,11 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 from tests.gallery import usual
 
 import brim
-from brim.config.schema import MemoryConfig
 from brim.errors import ConfigError, DataError, InputError
 from brim.memory.devices import budget as at_hand
 from brim.planning import generation as generation_planning
@@ -34,6 +32,13 @@ def chat_config(tiny_base, tmp_path_factory):
 @pytest.fixture(scope="module")
 def talker(chat_config):
     return brim.Model(chat_config)
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    """Plans to the byte, which are the same at any time."""
+    monkeypatch.setattr(generation_planning, "WORTH_TRACING_S", 0.0)  # no bound, which a trace may be below
+    monkeypatch.setattr(at_hand, "resident_bytes", lambda: 10**9)
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +92,7 @@ def test_no_more_than_the_oldest_turns_are_forgotten_once_the_context_is_full(ta
     assert "the context is full: the oldest question and its answer are forgotten" in notes
 
 
-def test_a_budget_bounds_what_is_remembered_as_the_context_does(chat_config, monkeypatch):
-    monkeypatch.setattr(generation_planning, "WORTH_TRACING_S", 0.0)
-    monkeypatch.setattr(at_hand, "resident_bytes", lambda: 10**9)
-
+def test_a_budget_bounds_what_is_remembered_as_the_context_does(chat_config, exact):
     def conversing(budget):
         notes = []
         return brim.Model({**chat_config, "memory": {"budget": budget, "margin": "0B"}}).chat(say=notes.append), notes
@@ -152,20 +154,14 @@ def test_what_was_said_before_it_was_stopped_counts_as_the_answer(talker):
 
 
 def test_what_was_said_is_read_once(talker):
-    lengths = []
-
-    def note(module, positional, keywords, output):
-        lengths.append(keywords["input_ids"].shape[1])
-
-    conversation = talker.chat()
+    conversation, lengths = talker.chat(), []
     said_by(conversation, "add 1 and 2")
-    hook = talker._weights().model.register_forward_hook(note, with_kwargs=True)
-    try:
-        said_by(conversation, "add 3 and 4")  # the cache becomes larger
-        num_before = len(lengths)
-        said_by(conversation, "5")
-    finally:
-        hook.remove()
+    embed = talker._weights().model.get_input_embeddings()
+    hook = embed.register_forward_pre_hook(lambda module, given: lengths.append(given[0].shape[1]))
+    said_by(conversation, "add 3 and 4")  # the cache becomes larger
+    num_before = len(lengths)
+    said_by(conversation, "5")
+    hook.remove()
     (whole,) = talker._open().encoder.encode([written(conversation.turns[:-1])], special_tokens=False)
     assert lengths[1:num_before] == [1] * (num_before - 1)
     assert 1 < lengths[num_before] <= len(whole) - lengths[0]
@@ -247,39 +243,20 @@ def test_an_architecture_with_a_state_of_another_kind_says_all_at_the_end(model,
     assert list(model.generate(PROMPTS[0], stream=True)) == [model.generate(PROMPTS[0])]
 
 
-def exact_bytes(model, prompt_tokens, monkeypatch):
-    """What a budget has beside the weights and the pass of one such prompt, and what these take, traced themselves."""
-    monkeypatch.setattr(generation_planning, "WORTH_TRACING_S", 0.0)  # no bound, which a trace may be below
-    monkeypatch.setattr(at_hand, "resident_bytes", lambda: 10**9)  # or it would change by a few MiB in a test
+def test_a_response_that_the_budget_does_not_hold_is_refused_before_it_is_begun(model, zero_shot, exact):
+    def held(budget):
+        trainer = {"type": "none"}  # rows by hand would be taken
+        return brim.Model({**zero_shot, "trainer": trainer, "memory": {"budget": budget, "margin": "0B"}})
 
-    def planned(budget):
-        memory = MemoryConfig(budget=budget, margin="0B")
-        session = replace(model._open(), config=model._open().config.model_copy(update={"memory": memory}))
-        return streaming.plan_of_one(model._weights(), session, prompt_tokens=prompt_tokens)
-
-    ample = planned("1500MiB")
-    outside_bytes, peak_bytes = ample.budget.outside_bytes, ample.shapes[0].peak_bytes
-    scarce = planned(f"{outside_bytes + peak_bytes}B")  # which has this very shape traced
-    return outside_bytes + scarce.shapes[0].peak_bytes
-
-
-def test_a_response_that_the_budget_does_not_hold_is_refused_before_it_is_begun(zero_shot, monkeypatch):
-    config = {**zero_shot, "trainer": {"type": "none"}}  # rows by hand would be taken
-    model = brim.Model(config)
-    enough_bytes = exact_bytes(model, 100, monkeypatch)
-
-    def held(num_bytes):
-        return brim.Model({**config, "memory": {"budget": f"{num_bytes}B", "margin": "0B"}})
-
-    enough, less, read = held(enough_bytes), held(enough_bytes - 1), []
+    enough = held("1500MiB")
+    plan = streaming.plan_of_one(enough._weights(), enough._open(), prompt_tokens=60)
+    less, read = held(f"{plan.budget.outside_bytes + plan.shapes[0].peak_bytes}B"), []
+    too_long = r"100 tokens, and a response of up to 6 take(.|\n)*\(memory.budget\)(.|\n)*raise memory.budget"
     for stream in (True, False):
-        assert "".join(enough.generate("x" * 100, stream=stream)) == model.generate("x" * 100)
-        assert "".join(less.generate("x" * 60, stream=stream)) == model.generate("x" * 60)
+        for holding, prompt in ((enough, "x" * 100), (less, "x" * 60)):
+            assert "".join(holding.generate(prompt, stream=stream)) == model.generate(prompt)
         hook = less._weights().model.register_forward_pre_hook(lambda *given: read.append(1))
-        with pytest.raises(
-            InputError,
-            match=r"100 tokens, and a response of up to 6 take(.|\n)*\(memory.budget\)(.|\n)*raise memory.budget",
-        ):
+        with pytest.raises(InputError, match=too_long):
             less.generate("x" * 100, stream=stream)
         hook.remove()
         assert read == []
