@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -27,7 +28,6 @@ from brim.planning.generation import plan_job
 from brim.planning.request import generation_request
 from brim.session import open_session, say_nothing
 from brim.workflows.prediction import launch as engine_choice
-from brim.workflows.prediction.job import differences, fingerprint
 from brim.workflows.prediction.launch import planned_engine, proven, vllm_engine
 from brim.workflows.prediction.run import Generation
 from brim.workflows.prediction.scoring import batches_of
@@ -131,10 +131,9 @@ BEAMS = {"num_beams": 4, "do_sample": False}
 
 
 def test_with_less_memory_fewer_prompts_with_their_beams_run_together(tiny_base, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr("brim.planning.generation.CacheModel", None)  # with room for all, nothing is traced
-        all_together = planned(tiny_base, monkeypatch, **BEAMS)
+    all_together = planned(tiny_base, monkeypatch, **BEAMS)
     assert (all_together.engine, all_together.source) == ("static", "closed form")
+    assert all_together.engine_reason == "generation.num_beams: beams stay together"
     assert (all_together.rows, all_together.rows_reason) == (40, "all rows together")
     one = all_together.costs
     a_row, weights = float(one.peak_bytes(1, 26)) - one.static_bytes, one.static_bytes
@@ -143,7 +142,6 @@ def test_with_less_memory_fewer_prompts_with_their_beams_run_together(tiny_base,
         plan = planned(tiny_base, monkeypatch, reserved_bytes=round(weights + (rows + 0.5) * a_row), **BEAMS)
         assert (plan.rows, plan.memory_rows) == (rows, rows)
         assert plan.rows_reason == "as many as there is memory for"
-        assert plan.fits
         assert plan.total_bytes <= plan.budget.limit_bytes
     fewer = planned(tiny_base, monkeypatch, reserved_bytes=round(weights + 9.5 * a_row), **(BEAMS | {"num_beams": 8}))
     assert 4 <= fewer.rows <= 5
@@ -170,11 +168,8 @@ def test_a_number_of_rows_by_hand_is_taken_and_the_plans_own_is_told(zero_shot):
     model, by_hand, planned = brim.Model({**zero_shot, "trainer": {"type": "none"}}), [], []
     three = model.predict(rows, batch_size=3, say=by_hand.append).predictions
     alone = model.predict(rows, say=planned.append).predictions
-    (first,) = [line for line in by_hand if line.startswith("batch: ")]
-    assert re.match(r"batch: 3 rows of up to .* \(as configured\); engine ", first)
-    (own,) = [line for line in planned if line.startswith("batch: ")]
-    found = re.match(r"batch: (\d+) rows of [^(]* \(([^)]*)\); engine ", own)
-    assert found is not None
+    assert any(re.match(r"batch: 3 rows of up to .* \(as configured\); engine ", line) for line in by_hand)
+    (found,) = filter(None, (re.match(r"batch: (\d+) rows of [^(]* \(([^)]*)\); engine ", line) for line in planned))
     assert f"without a configured number the plan would take {found[1]} rows ({found[2]})" in by_hand
     assert three["answer_response"].tolist() == alone["answer_response"].tolist()
 
@@ -204,21 +199,16 @@ def test_a_job_that_is_shorter_than_tracing_is_planned_by_a_bound_and_a_longer_o
 
 def test_an_architecture_that_cannot_be_traced_is_tried_out(session, sums_file, zero_shot, monkeypatch):
     monkeypatch.setattr(forward_planning, "WORTH_TRACING_S", 0.0)
-
-    def untraceable(*given, **how):
-        raise NotImplementedError("values are asked for")
-
     expected = brim.Model(zero_shot).evaluate(sums_file, batch_size=3)
+    untraceable = Mock(side_effect=NotImplementedError("values are asked for"))
     monkeypatch.setattr(forward_planning, "forward_costs", untraceable)
     plan = plan_forward(session, [7])
     assert isinstance(plan, Unplanned)
     assert isinstance(batches_of(plan, session.device, on_smaller=print), RowsByTrial)
     said = []
     result = brim.Model(zero_shot).evaluate(sums_file, say=said.append)
-    assert [line for line in said if line.startswith("evaluation")] == [
-        "evaluation: the architecture 'llama' cannot be traced: NotImplementedError: values are asked for; so batches "
-        "are tried out: the longest row alone, then twice as many tokens each time"
-    ]
+    (told,) = [line for line in said if line.startswith("evaluation")]
+    assert told.startswith("evaluation: the architecture 'llama' cannot be traced: NotImplementedError: values are")
     assert result.metrics == pytest.approx(expected.metrics, rel=1e-4)  # of a perplexity, that of losses is 1e-5
 
 
@@ -302,8 +292,6 @@ def test_the_configuration_names_the_engine_and_all_say_the_same(opened):
         assert isinstance(planned, kind)
         assert (plan.engine, plan.engine_reason) == (planned.name, reason)
         assert respond_to(planned, PROMPTS) == expected
-    request = generation_request(opened(num_beams=2)[0], PROMPTS.lengths)
-    assert (request.engine, request.engine_reason) == ("static", "generation.num_beams: beams stay together")
     session, llm = opened(engine="slots", num_beams=2)
     with pytest.raises(InputError, match=r"generation.engine is slots, and generation.num_beams: beams stay together"):
         planned_engine(llm, session, PROMPTS, say=say_nothing)
@@ -313,10 +301,6 @@ VLLM_PROMPTS = TokenRows.from_rows(
     TokenRow(key=key, input_ids=np.array([2, 5 + key], dtype=np.int32), supervised=np.zeros(2, np.bool_))
     for key in range(3)
 )
-
-
-def weights():
-    raise AssertionError("two models would be in memory")
 
 
 @pytest.fixture
@@ -334,7 +318,7 @@ def session_of(zero_shot, monkeypatch):
 
 def test_vllm_writes_a_jobs_responses_without_brims_own_weights(session_of, tiny_base, tmp_path, monkeypatch):
     engines = install(monkeypatch, lambda prompt, params: [prompt[-1], 0])
-    assert Generation(weights, session_of(), VLLM_PROMPTS, say=say_nothing).about["engine"] == "vllm"
+    assert Generation(None, session_of(), VLLM_PROMPTS, say=say_nothing).about["engine"] == "vllm"
     responses = respond_to(vllm_engine(session_of(), rows=None), VLLM_PROMPTS)
     assert [response.token_ids for response in responses] == [[5], [6], [7]]
     args = engines.made[0].args
@@ -360,17 +344,6 @@ def test_what_vllm_cannot_do_is_refused(session_of, zero_shot, sums_file, monkey
         with pytest.raises(InputError, match=f"vLLM cannot be used: {reason}"):
             vllm_engine(session_of(**keys), rows=None)
     monkeypatch.undo()
-    monkeypatch.setattr("brim.model.load_llm", lambda *given, **more: weights())  # a CPU is refused before that
+    monkeypatch.setattr("brim.model.load_llm", None)  # a CPU is refused before that
     with pytest.raises(InputError, match="vLLM cannot be used: it is for a CUDA GPU, and the device is cpu"):
         brim.Model({**zero_shot, "generation": generation}).predict(sums_file)
-
-
-def test_going_on_with_vllm_changes_what_is_drawn_but_not_what_is_likeliest(zero_shot):
-    for sampling, changed in ((True, ['generation.engine: null before, "vllm" now']), (False, [])):
-        of = {}
-        for engine in ("vllm", "slots", "static"):
-            generation = {"engine": engine, "max_new_tokens": 3, "do_sample": sampling}
-            session = open_session(brim.Model({**zero_shot, "generation": generation}).config)
-            of[engine] = fingerprint(session, split="full")
-        assert of["slots"] == of["static"]
-        assert differences(of["slots"], of["vllm"]) == changed

