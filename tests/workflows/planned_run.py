@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -18,11 +19,11 @@ from tests.integration.conftest import steps
 
 import brim
 from brim.config import load_config
-from brim.data import Prepared, prepare
+from brim.data import prepare
 from brim.data.read import read
 from brim.models import LLM, load_llm
-from brim.planning import PlanRequest, TrainingPlan, plan_run
-from brim.session import Session, open_session, say_nothing, with_choices
+from brim.planning import TrainingPlan, plan_run
+from brim.session import open_session, say_nothing, with_choices
 from brim.workflows.training.planning import request_of
 
 
@@ -74,25 +75,15 @@ def assert_same_weights(one: Path, other: Path) -> None:
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ready:
+def ready(base: Any, *, trainer: Any = None, **changes: Any) -> SimpleNamespace:
     """All that `launch` is given."""
-
-    session: Session
-    prepared: Prepared
-    request: PlanRequest
-    plan: TrainingPlan
-    llm: LLM
-
-
-def ready(base: Any, *, trainer: Any = None, **changes: Any) -> Ready:
     session = open_session(load_config(settings(base, trainer=trainer, **changes)).config)
     prepared = prepare(read(uneven()), session.config, session.encoder, context_length=session.folder.context_length)
     request = request_of(session, prepared)
     planned = plan_run(request, every_way=False, replan=False, say=say_nothing)
     session = with_choices(session, planned.choices)
     llm = load_llm(session.config, session.folder, session.device, trainable=True)
-    return Ready(session=session, prepared=prepared, request=request, plan=planned.plan, llm=llm)
+    return SimpleNamespace(session=session, prepared=prepared, request=request, plan=planned.plan, llm=llm)
 
 
 def tight(plan: TrainingPlan, *, cap_bytes: int | None = None) -> TrainingPlan:
