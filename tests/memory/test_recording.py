@@ -25,21 +25,6 @@ from brim.memory.traces import training_stream
 # By hand
 
 
-def test_storages_are_born_with_their_operator_and_die_when_let_go_of():
-    with FakeTensorMode(), Recorder() as recorder:
-        recorder.phase = "forward"
-        one = torch.empty(3, 5)
-        two = one @ torch.empty(5, 7)
-        del one
-        recorder.phase = "optimizer"
-        del two
-    stream = recorder.close()
-    assert log(stream) == [60, 140, 84, -140, -60, -84]
-    assert [place.operator for place in stream.places[:3]] == ["aten::empty", "aten::empty", "aten::mm"]
-    assert [place.phase for place in stream.places] == ["forward"] * 5 + ["optimizer"]
-    assert set(stream.categories) == {"temporary"}
-
-
 def test_a_storage_of_several_outputs_is_born_once():
     with FakeTensorMode(), Recorder() as recorder:
         values, indices = torch.empty(8, 4).topk(2)
@@ -59,18 +44,6 @@ def test_what_an_operator_needs_within_itself_dies_after_its_outputs_are_born():
         stream = recorder.close()
         del product  # of which nothing is written any more
     assert log(stream) == [16, 16, 1000, 16, -1000, -16, -16]
-
-
-def test_what_exists_already_is_entered_with_its_category():
-    with FakeTensorMode():
-        weight = torch.empty(10)
-        with Recorder() as recorder:
-            assert recorder.born(weight, "weights") == 0
-            assert recorder.born(weight.view(2, 5), "gradients") == 0
-            state = weight * 2
-            recorder.categorize(state, "optimizer_state")
-            recorder.categorize(torch.empty(0), "workspace")
-    assert recorder.stream.categories == ["weights", "optimizer_state", "workspace"]
 
 
 class Layer(nn.Module):
@@ -179,31 +152,6 @@ def test_watching_does_not_change_the_graph_or_the_values(checkpointed):
     assert all(torch.equal(weight.grad, was) for weight, was in zip(model.parameters(), gradients, strict=True))
 
 
-def test_a_module_that_is_not_the_models_stands_where_it_is_called():
-    class Calling(nn.Module):
-        def forward(self, x):
-            return nn.GELU()(x)
-
-    class Outer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList([Calling()])
-
-        def forward(self, x):
-            return nn.Identity()(self.layers[0](x) + 1)
-
-    with FakeTensorMode():
-        model, x = Outer(), torch.empty(3)
-        with Recorder() as recorder:
-            recorder.know(model, model.layers)
-            with recorder.watching_modules():
-                model(x)
-    assert [(place.layer, place.module, place.operator) for place in births(recorder.stream, "")] == [
-        (0, "layers.0", "aten::gelu"),
-        (None, "", "aten::add"),
-    ]
-
-
 def test_the_collector_is_put_back_by_the_outermost():
     assert gc.isenabled()
     with without_collector():
@@ -306,15 +254,6 @@ def test_an_adapters_gradients_and_state_and_categories_that_sum_to_what_is_live
     assert replayed.live_bytes["workspace"][-1] == 2 * 2**20
 
 
-def test_checkpoints_keep_the_input_of_each_layer(llama):
-    recording = recorded(training(llama, precision="bf16-true", enable_gradient_checkpointing=True))
-    stream = recording.stream
-    start, _ = recording.parts["first"]
-    backward = next(i for i in range(start, len(stream.places)) if stream.places[i].phase == "backward")
-    kept = [stream.sizes[each] for each in alive(stream, backward) if stream.categories[each] == "activations"]
-    assert kept.count(ROWS * TOKENS * WIDTH * 2) == LAYERS + 1  # what the last one returns, too
-
-
 def test_whole_logits(llama):
     stream = recorded(training(llama, precision="fp32", chunked_loss=False)).stream
     sizes = [
@@ -325,15 +264,6 @@ def test_whole_logits(llama):
     assert max(sizes) == ROWS * TOKENS * VOCABULARY * 4  # the head's product
     chunked = recorded(training(llama, precision="fp32", chunked_loss=True)).stream
     assert set(chunked.categories) == set(stream.categories)
-
-
-def test_the_second_micro_batch_holds_the_gradients_of_the_first(llama):
-    recording = recorded(training(llama, precision="fp32", effective_batch_size=2 * ROWS))
-    assert list(recording.parts) == ["load", "first", "next"]
-    first, second = log_of(recording, "first"), log_of(recording, "next")
-    assert sum(first) - 4 * ELEMENTS < ROWS * TOKENS * 8 * 4  # and no more than what the batch holds
-    assert sum(second) < ROWS * TOKENS * 8 * 4
-    assert max(accumulate(second)) + sum(first) > max(accumulate(first))
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2", "deepseek_v3", "mamba"])
