@@ -66,9 +66,8 @@ def test_a_budget_above_the_device_is_refused_and_one_above_what_is_free_cut():
     assert budget.limit_reason == "free memory; memory.budget: 14.0 GiB is more than there is"
 
 
-@pytest.mark.parametrize(
-    ("outside", "asked", "what", "least", "fix"),
-    [
+def test_a_budget_of_which_nothing_is_left_is_refused_and_a_smaller_margin_advised_only_where_it_would_help():
+    for outside, asked, what, least, fix in (
         (2, {"budget": "1 GiB"}, "of 1.0 GiB (memory.budget), 2.0 GiB lie outside PyTorch:", 2, "set a larger memory.budget"),
         (
             1, {"budget": "3 GiB", "margin": "2 GiB"},
@@ -80,17 +79,12 @@ def test_a_budget_above_the_device_is_refused_and_one_above_what_is_free_cut():
             "of 16.0 GiB (T4 has 16.0 GiB), 1.0 GiB lie outside PyTorch and 15.0 GiB are kept free:", 16,
             "free memory there, or raise this limit, or set a smaller memory.margin",
         ),
-    ],
-    ids=["no margin to lower", "a margin", "a margin alone"],
-)  # fmt: skip
-def test_a_budget_of_which_nothing_is_left_is_refused_and_a_smaller_margin_advised_only_where_it_would_help(
-    outside, asked, what, least, fix
-):
-    with pytest.raises(ConfigError) as caught:
-        decided(outside=outside * GIB, least_margin=0, **asked)
-    (problem,) = caught.value.problems
-    assert problem.what == f"{what} nothing is left for the model"
-    assert (problem.expected, problem.fix) == (f"more than {least}.0 GiB", fix)
+    ):  # fmt: skip
+        with pytest.raises(ConfigError) as caught:
+            decided(outside=outside * GIB, least_margin=0, **asked)
+        (problem,) = caught.value.problems
+        assert problem.what == f"{what} nothing is left for the model"
+        assert (problem.expected, problem.fix) == (f"more than {least}.0 GiB", fix)
 
 
 def test_margins_say_their_cause():
@@ -228,18 +222,6 @@ def test_a_system_that_does_not_tell_bounds_nothing(tmp_path, monkeypatch):
     assert resident_bytes(tmp_path) is None
 
 
-@linux
-@pytest.mark.process
-def test_a_real_limit_on_the_address_space_is_seen():
-    code = (
-        "import resource; from brim.memory.devices.budget import cpu_limits, resident_bytes;"
-        "resource.setrlimit(resource.RLIMIT_AS, (2**30, -1));"
-        "print(min((each.num_bytes, each.reason) for each in cpu_limits())[1], resident_bytes() > 0)"
-    )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.split() == ["RLIMIT_AS", "True"]
-
-
 # Freed blocks of the C library go back to the system
 
 
@@ -255,8 +237,7 @@ def resident():
 def block():
     return np.ones(2**21, dtype=np.uint8)
 
-if {call}:
-    assert map_large_blocks()
+assert map_large_blocks()
 del (first := [block()])[:]  # by glibc's own rule blocks of this size come from the heap from now on
 before = resident()
 blocks = [block() for _ in range(40)]
@@ -268,9 +249,8 @@ print(round((resident() - before) / 2**20))
 
 @linux
 @pytest.mark.process
-@pytest.mark.parametrize(("call", "least", "most"), [(False, 75, 90), (True, 35, 50)], ids=["by itself", "as told"])
-def test_every_other_block_is_given_back(call, least, most):
+def test_every_other_block_is_given_back():
     """Of 40 blocks of 2 MiB half live on, between those that are freed."""
-    run = subprocess.run([sys.executable, "-c", CODE.replace("{call}", str(call))], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert least <= int(run.stdout) <= most
+    assert 35 <= int(run.stdout) <= 50  # without the call 80
