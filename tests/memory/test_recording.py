@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from itertools import accumulate
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -23,15 +24,6 @@ from brim.memory.trace.recorder import Recorder
 from brim.memory.traces import training_stream
 
 # By hand
-
-
-def test_a_storage_of_several_outputs_is_born_once():
-    with FakeTensorMode(), Recorder() as recorder:
-        values, indices = torch.empty(8, 4).topk(2)
-        pieces = torch.empty(8, 4).chunk(4)
-    assert log(recorder.stream) == [128, 64, 128, -128, 128]
-    assert [piece.shape for piece in pieces] == [(2, 4)] * 4
-    assert [recorder.number_of(each) for each in (values, indices, pieces[0], pieces[3])] == [1, 2, 3, 3]
 
 
 def test_what_an_operator_needs_within_itself_dies_after_its_outputs_are_born():
@@ -150,6 +142,21 @@ def test_watching_does_not_change_the_graph_or_the_values(checkpointed):
             watched.sum().backward()
     assert torch.equal(watched, expected)
     assert all(torch.equal(weight.grad, was) for weight, was in zip(model.parameters(), gradients, strict=True))
+
+
+def test_a_module_that_is_not_the_models_stands_where_it_is_called():
+    class Calling(nn.Module):
+        def forward(self, x):
+            return nn.GELU()(x)
+
+    with FakeTensorMode():
+        model, x = nn.Sequential(Calling(), nn.ReLU()), torch.empty(3)
+        with Recorder() as recorder:
+            recorder.know(model, model)
+            with recorder.watching_modules():
+                model(x)
+    places = [(place.layer, place.module, place.operator) for place in births(recorder.stream, "")]
+    assert places == [(0, "0", "aten::gelu"), (1, "1", RELU)]
 
 
 def test_the_collector_is_put_back_by_the_outermost():
@@ -293,17 +300,11 @@ def test_remembered_results_are_those_of_pytorch(tmp_path, monkeypatch, family, 
     assert [(each.stream, each.work, each.trained) for each in found] == [(plain.stream, plain.work, plain.trained)] * 2
 
 
-def test_a_second_trace_asks_pytorch_for_little(llama, monkeypatch):
+def test_a_second_trace_asks_pytorch_for_little(llama):
     workload = workload_of(training(llama, **LORA), "train", target=None).training()
-    asked = []
     dispatch = FakeTensorMode.__torch_dispatch__
-
-    def counting(mode, operator, *arguments):
-        asked[-1] += 1
-        return dispatch(mode, operator, *arguments)
-
-    monkeypatch.setattr(FakeTensorMode, "__torch_dispatch__", counting)
-    for _ in range(2):
-        asked.append(0)
+    with patch.object(FakeTensorMode, "__torch_dispatch__", autospec=True, side_effect=dispatch) as asked:
         record(workload, rows=ROWS, tokens=TOKENS + 1)
-    assert asked[1] < asked[0] / 3
+        first = asked.call_count
+        record(workload, rows=ROWS, tokens=TOKENS + 1)
+    assert 100 < asked.call_count < first * 4 / 3
