@@ -13,7 +13,7 @@ import brim.memory.generation.streams as streams
 from brim import predict_memory
 from brim.errors import ModelError
 from brim.memory.events import EventStream, Place
-from brim.memory.events.stream import Depth, depth_of
+from brim.memory.events.stream import depth_of
 from brim.memory.generation import static_stream
 from brim.memory.trace import compose_parts, record
 from brim.memory.trace.layers import expand
@@ -56,7 +56,6 @@ def test_the_layers_to_record():
     for kinds, recorded in (
         ("a" * 32, [0, 1, 2, 31]),
         ("a" * 4, [0, 1, 2, 3]),
-        ("a", [0]),
         ("", []),
         ("ddd" + "m" * 58, [0, 1, 2, 3, 4, 5, 60]),
         ("sf" * 6, [0, 1, 2, 3, 4, 5, 10, 11]),
@@ -137,23 +136,10 @@ def test_a_recorded_step_becomes_the_full_one(kinds):
     expansion = expand(Step(depth.num_recorded, dense=dense).run(), depth, layers_path=PATH)
     full = Step(len(kinds), dense=dense).run()
     assert expansion.stream == expand(full, depth.whole(), layers_path=PATH).stream
-    if depth.num_recorded == len(kinds):
-        assert expansion.number(3, 3) == 3
 
 
-def test_a_storage_is_found_in_the_layer_that_is_asked_for():
-    expansion = expand(Step(4).run(), DEPTH, layers_path=PATH)
-    number = expansion.number(DEPTH.template(6), 6)  # the weights are the first storages, one a layer
-    assert expansion.stream.places[expansion.stream.storages.index(number)].module == f"{PATH}.6.mlp"
-    assert expansion.number(4, 6) == 9  # of no layer: the shared one, after nine weights
-    with pytest.raises(NotUniformError, match="storage 0 is not of layer 6"):
-        expansion.number(0, 6)
-
-
-def born(step, *layers, sizes=(10,) * 4, odd=None):
-    return [
-        step.birth(sizes[layer], "forward", layer, "gradients" if layer == odd else "activations") for layer in layers
-    ]
+def born(step, *layers, sizes=(10,) * 4):
+    return [step.birth(sizes[layer], "forward", layer) for layer in layers]
 
 
 def uneven_deaths(step):
@@ -181,9 +167,7 @@ def far_away(step):
     ("make", "message"),
     [
         (lambda step: born(step, 0, 1, 2, 3, sizes=(10, 11, 12, 13)), "layers 1 and 2 differ"),
-        (lambda step: born(step, 0, 1, 2, 3, odd=1), "layers 1 and 2 differ"),
         (uneven_deaths, "layers 1 and 2 differ"),
-        (lambda step: born(step, 0, 1, 3), r"layers come in the order \[0, 1, 3\]"),
         (lambda step: born(step, 0, 2, 1, 3), r"layers come in the order \[0, 2, 1, 3\]"),
         (both_middle_ones_die_outside, r"outside the layers, something dies of layers \[1, 2\]"),
         (far_away, "in layer 3, something dies of layer 1"),
@@ -195,22 +179,6 @@ def test_what_does_not_repeat_is_refused(make, message):
     make(step)
     with pytest.raises(NotUniformError, match=message):
         expand(step.stream, DEPTH, layers_path=PATH)
-
-
-def test_deaths_that_follow_each_other_come_in_the_order_of_births():
-    stream = EventStream()
-    here, there = Place("forward"), Place("backward")
-    for size in range(6):
-        stream.birth(size, "temporary", here)
-    for storage in (3, 0, 1):
-        stream.death(storage, here)
-    stream.mark("over")
-    stream.death(5, here)
-    stream.death(2, there)
-    stream.death(4, here)
-    expansion = expand(stream, Depth(num_layers=1, head=1, period=1, tail=0), layers_path=PATH)
-    assert expansion.stream.storages[6:] == [~0, ~1, ~3, ~5, ~2, ~4]
-    assert [place.phase for place in expansion.stream.places[-2:]] == ["backward", "forward"]
 
 
 # Models: from few layers and from all of them
