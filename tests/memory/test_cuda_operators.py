@@ -58,7 +58,6 @@ def test_what_loses_precision_runs_in_fp32(x):
         torch.linalg.vector_norm(x),
     ]  # fmt: skip
     assert {each.dtype for each in results} == {torch.float32}
-    torch.testing.assert_close(torch.exp(x), x.float().exp())
     torch.testing.assert_close(functional.softmax(x, -1), functional.softmax(x.float(), -1))
     assert x.sum(-1, dtype=LOW).dtype == LOW  # a dtype that the caller names is kept
     assert torch.arange(4).cumsum(0).dtype == torch.int64
@@ -187,12 +186,10 @@ def test_temporaries():
     assert needed("embedding_dense_backward", grad, ids(2, 2048), 1000, -1, False) == expected
     assert needed("embedding_dense_backward", torch.empty(1, 3072, 64), ids(1, 3072), 1000, -1, False) == 0
     # Logits of several rows are sorted.
-    assert needed("sort", torch.empty(4096)) == 0
-    assert needed("sort", torch.empty(1, 50_000)) == 50_000 * 20
-    assert needed("sort", torch.empty(4, 50_000)) == 200_000 * 32
-    assert needed("topk", torch.empty(4, 50_000), 50) == 0
-    assert needed("topk", torch.empty(11, 128_000), 50) == 0
-    assert needed("topk", torch.empty(4, 128_000), 50) == 512_000 * (12 + 32)  # a few large rows, whole
+    for shape, num_bytes in (((4096,), 0), ((1, 50_000), 50_000 * 20), ((4, 50_000), 200_000 * 32)):
+        assert needed("sort", torch.empty(shape)) == num_bytes
+    for shape, num_bytes in (((4, 50_000), 0), ((11, 128_000), 0), ((4, 128_000), 512_000 * (12 + 32))):
+        assert needed("topk", torch.empty(shape), 50) == num_bytes  # a few large rows are sorted whole
     # A draw needs noise of the shape of the probabilities.
     assert needed("multinomial", torch.empty(4, 1000), 1) == 16_000
     # Indices are sorted only to accumulate.
@@ -263,10 +260,9 @@ def weights():
 
 @FAKE
 def test_optimizers_and_clipping_work_on_lists():
-    for name in ("Adam", "AdamW", "SGD"):
-        optimizer = getattr(torch.optim, name)(weights(), lr=0.1)
+    for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
         with foreach_as_on_cuda(), Names() as seen:
-            optimizer.step()
+            kind(weights(), lr=0.1).step()
         assert any(each.startswith("aten::_foreach_") for each in seen.names)
         assert "aten::addcdiv_" not in seen.names
     with foreach_as_on_cuda(), Names() as seen:
