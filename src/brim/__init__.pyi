@@ -1,14 +1,7 @@
 __version__: str
 
-from .batching import (
-    AdaptiveStep as AdaptiveStep,
-)
-from .batching.memory import (
-    Found as Found,
-    Probe as Probe,
-    Prober as Prober,
-    find_batch_size as find_batch_size,
-)
+from .batching import AdaptiveStep as AdaptiveStep
+from .batching.memory import Found as Found, Probe as Probe, Prober as Prober, find_batch_size as find_batch_size
 from .errors import (
     BrimError as BrimError,
     CheckpointError as CheckpointError,

@@ -14,14 +14,7 @@ from tests.memory.traced import Births, alive, log
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
-from transformers import (
-    AutoModelForCausalLM,
-    BitsAndBytesConfig,
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
-)
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 from transformers.modeling_utils import get_total_byte_count, local_torch_dtype
 from transformers.quantizers.base import HfQuantizer

@@ -1,10 +1,5 @@
-from .adaptive_step import (
-    AdaptiveStep as AdaptiveStep,
-)
-from .costs import (
-    Costs as Costs,
-    Surface as Surface,
-)
+from .adaptive_step import AdaptiveStep as AdaptiveStep
+from .costs import Costs as Costs, Surface as Surface
 from .growth import (
     NUM_GROUPS as NUM_GROUPS,
     Adaptation as Adaptation,
@@ -22,14 +17,5 @@ from .microbatch import (
     MicroBatch as MicroBatch,
     cutter_of as cutter_of,
 )
-from .partition import (
-    Shape as Shape,
-    Totals as Totals,
-    cut_totals as cut_totals,
-)
-from .step import (
-    GradientStep as GradientStep,
-    Part as Part,
-    StepOutcome as StepOutcome,
-    run_batches as run_batches,
-)
+from .partition import Shape as Shape, Totals as Totals, cut_totals as cut_totals
+from .step import GradientStep as GradientStep, Part as Part, StepOutcome as StepOutcome, run_batches as run_batches

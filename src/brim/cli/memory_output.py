@@ -14,15 +14,7 @@ from rich.text import Text
 
 from brim.memory import Compared, Failed, MemoryPrediction, OnCard
 from brim.memory.devices import find_device
-from brim.report import (
-    LOOKS,
-    Card,
-    PageTable,
-    memory_plot,
-    prediction_tables,
-    total_by_part,
-    variants_plot,
-)
+from brim.report import LOOKS, Card, PageTable, memory_plot, prediction_tables, total_by_part, variants_plot
 from brim.units import format_count, gib
 from brim.workflows.measure import Beside, PhasePeak
 

@@ -9,16 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from brim.config.findings import Finding
-from brim.config.prompts import (
-    CONTEXT,
-    LABELS,
-    SAMPLE,
-    TASK,
-    LabelReader,
-    Template,
-    is_plain_name,
-    pattern_fault,
-)
+from brim.config.prompts import CONTEXT, LABELS, SAMPLE, TASK, LabelReader, Template, is_plain_name, pattern_fault
 from brim.config.schema import Config, FinetuneTrainer, GenerationConfig, OutputFeature
 from brim.config.text import KeyPath, dotted
 from brim.errors import ConfigError

@@ -24,15 +24,7 @@ import numpy.typing as npt
 from brim.data.examples import NONE, ExamplePool, Positions
 from brim.errors import ConfigError, ModelError, OutputError, Problem
 from brim.models.folders import local_folder, read_json, refusals, require_plain_files
-from brim.storage import (
-    cache_folder,
-    forget_oldest,
-    mark_used,
-    verified,
-    whole_folder,
-    write_manifest,
-    write_text,
-)
+from brim.storage import cache_folder, forget_oldest, mark_used, verified, whole_folder, write_manifest, write_text
 
 _VECTORS, _FACTS = "embeddings.npy", "facts.json"
 

@@ -16,15 +16,7 @@ from brim.config.schema import AdamWConfig, Config, FinetuneTrainer, LoraConfig,
 from brim.errors import InputError, Problem
 from brim.memory.closed_form import Napkin, napkin, settings_of
 from brim.memory.devices import devices, find_device
-from brim.memory.predict import (
-    Question,
-    answer,
-    ask,
-    check,
-    predict_memory,
-    question,
-    with_checkpointing,
-)
+from brim.memory.predict import Question, answer, ask, check, predict_memory, question, with_checkpointing
 from brim.memory.prediction import MemoryPrediction, Offload
 from brim.models import read_architecture, with_stored_quantization
 from brim.models.folders import locate

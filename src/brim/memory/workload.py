@@ -17,14 +17,7 @@ from torch.optim import Optimizer
 from brim.config import Choice, accumulates
 from brim.config.schema import Config, FinetuneTrainer, LoraConfig
 from brim.data.tokens import Batch
-from brim.memory.cuda import (
-    CudaTarget,
-    as_on_cuda,
-    cuda_temporaries,
-    foreach_as_on_cuda,
-    grouped_mm,
-    rows_not_packed,
-)
+from brim.memory.cuda import CudaTarget, as_on_cuda, cuda_temporaries, foreach_as_on_cuda, grouped_mm, rows_not_packed
 from brim.memory.events import EventStream
 from brim.memory.loading import (
     LoadedTensor,
@@ -36,12 +29,7 @@ from brim.memory.loading import (
     with_loading,
 )
 from brim.memory.trace import Recording, Training, Workload, no_temporaries, traceable_optimizer
-from brim.models import (
-    LLM,
-    cast_products,
-    equip,
-    precision,
-)
+from brim.models import LLM, cast_products, equip, precision
 from brim.models.folders import ModelFolder, open_adapter
 from brim.models.loss import next_token_loss, next_token_scores
 from brim.storage import sha256

@@ -1,7 +1,4 @@
-from .adapters import (
-    is_adapted as is_adapted,
-    own_dropout as own_dropout,
-)
+from .adapters import is_adapted as is_adapted, own_dropout as own_dropout
 from .device import (
     Precision as Precision,
     cast_products as cast_products,

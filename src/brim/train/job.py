@@ -25,13 +25,7 @@ from brim.models import LLM, no_library_bars, no_library_warnings
 from brim.storage import whole_folder, write_manifest
 from brim.train.checkpoint import CheckpointStore, TrainState
 from brim.train.figures import Observer
-from brim.train.optimizer import (
-    FixedBetas,
-    LearningRate,
-    MovingBeta2,
-    build_optimizer,
-    update_rates,
-)
+from brim.train.optimizer import FixedBetas, LearningRate, MovingBeta2, build_optimizer, update_rates
 from brim.train.schedule import RunLength
 
 _TOKENIZER_FILES = (

@@ -1,9 +1,4 @@
-from .finder import (
-    Found as Found,
-    Probe as Probe,
-    Search as Search,
-    find_batch_size as find_batch_size,
-)
+from .finder import Found as Found, Probe as Probe, Search as Search, find_batch_size as find_batch_size
 from .meters import (
     AddressSpacePeak as AddressSpacePeak,
     Counts as Counts,

@@ -16,10 +16,5 @@ from .files import (
 )
 from .json import DECODER as DECODER
 from .ledger import EVENTS as EVENTS, WAY_OUT as WAY_OUT, Entry as Entry, Ledger as Ledger, RowFaults as RowFaults
-from .source import (
-    SPLITS as SPLITS,
-    Source as Source,
-    spellings as spellings,
-    split_code as split_code,
-)
+from .source import SPLITS as SPLITS, Source as Source, spellings as spellings, split_code as split_code
 from .spill import BATCH_ROWS as BATCH_ROWS, blocks as blocks, gather as gather

@@ -15,13 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from brim.lazy import without_collector
 from brim.memory.events import Depth, EventStream, Weight, WorkCount, categorize
-from brim.memory.trace.layers import (
-    Expansion,
-    decoder_layers,
-    depth_of_architecture,
-    expand,
-    with_layers,
-)
+from brim.memory.trace.layers import Expansion, decoder_layers, depth_of_architecture, expand, with_layers
 from brim.memory.trace.recorder import Recorder, Workload, build_fake
 from brim.memory.trace.segments import NotUniformError
 

@@ -15,15 +15,7 @@ from typing import Any, Literal
 
 from brim.errors import OutputError
 from brim.notes import Note, kind_of, short_of, topic_of
-from brim.report import (
-    PageTable,
-    Runs,
-    Summary,
-    comparison_notes,
-    comparison_tables,
-    final_split,
-    summaries,
-)
+from brim.report import PageTable, Runs, Summary, comparison_notes, comparison_tables, final_split, summaries
 from brim.train import Observer, Record, RunFigures
 from brim.workflows.runs import Ended, Stop, Tell, TrainOrder, run_child
 

@@ -162,11 +162,7 @@ def _token() -> str:
 @contextmanager
 def _bars_for_people() -> Iterator[None]:
     """Switch the Hub's progress bars off where stderr is not a terminal."""
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars  # type: ignore[attr-defined]
 
     if are_progress_bars_disabled() or sys.stderr.isatty():
         yield
@@ -181,11 +177,7 @@ def _bars_for_people() -> Iterator[None]:
 @contextmanager
 def _hub_errors(repo_id: str, token: str) -> Iterator[None]:
     """Raise the Hub's and the network's errors as brim's own, without the token."""
-    from huggingface_hub.errors import (  # type: ignore[attr-defined]
-        HfHubHTTPError,
-        HTTPError as NetworkError,
-        OfflineModeIsEnabled,
-    )
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError as NetworkError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 
     try:
         yield

@@ -26,16 +26,7 @@ from brim.memory.devices import PACKING_BYTES
 from brim.memory.events import Phase
 from brim.models import with_stored_quantization
 from brim.models.folders import ModelFolder, locate
-from brim.workflows.measure.messages import (
-    Leak,
-    Measured,
-    PhasePeak,
-    Report,
-    Request,
-    as_json,
-    of_json,
-    rise_per_step,
-)
+from brim.workflows.measure.messages import Leak, Measured, PhasePeak, Report, Request, as_json, of_json, rise_per_step
 from brim.workflows.runs import Tell, run_child
 
 

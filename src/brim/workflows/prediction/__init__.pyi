@@ -1,7 +1,4 @@
-from .chat import (
-    Conversation as Conversation,
-    stream_text as stream_text,
-)
+from .chat import Conversation as Conversation, stream_text as stream_text
 from .embedding import Activations as Activations, Collection as Collection, check_pooling as check_pooling
 from .evaluation import (
     Contender as Contender,
@@ -22,9 +19,5 @@ from .prompts import (
     prompts_of_texts as prompts_of_texts,
     require_rows as require_rows,
 )
-from .run import (
-    answered as answered,
-    plan_prediction as plan_prediction,
-    predict as predict,
-)
+from .run import answered as answered, plan_prediction as plan_prediction, predict as predict
 from .scoring import scorer as scorer

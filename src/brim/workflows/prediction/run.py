@@ -52,15 +52,7 @@ from brim.workflows.prediction.output import (
     write_ledger,
     write_summary,
 )
-from brim.workflows.prediction.prompts import (
-    Keep,
-    Keys,
-    continuable,
-    own_data,
-    require_rows,
-    row_keys,
-    with_policies,
-)
+from brim.workflows.prediction.prompts import Keep, Keys, continuable, own_data, require_rows, row_keys, with_policies
 from brim.workflows.prediction.scoring import batches_for, scored
 from brim.workflows.runs import PredictResult
 

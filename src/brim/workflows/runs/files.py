@@ -15,10 +15,7 @@ from brim.config.prompts import prompt_template
 from brim.config.schema import Config
 from brim.config.text import dump, mask_text
 from brim.data.chat import TEMPLATE_FILE, TemplateTexts, chat_template, read_template
-from brim.infer.engines import (
-    end_ids_of,
-    generation_settings,
-)
+from brim.infer.engines import end_ids_of, generation_settings
 from brim.notes import Note, Say, is_told
 from brim.session import Session, with_choices
 from brim.storage import writing
