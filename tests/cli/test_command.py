@@ -207,13 +207,47 @@ def test_with_json_a_full_disk_and_an_interruption_are_json_too(failing, brim, p
 
 
 def test_libraries_do_nothing_unasked(brim, monkeypatch):
-    names = ("HF_HUB_DISABLE_TELEMETRY", "USE_HUB_KERNELS", "DISABLE_SAFETENSORS_CONVERSION")
-    # oneDNN reads its own name, where the user has set that, before the older one.
-    names += ("DNNL_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
     for given, expected in ({}, "NO"), ({"USE_HUB_KERNELS": "YES"}, "YES"):
         monkeypatch.setattr(os, "environ", dict(given))
         brim("--help")
-        assert [os.environ[name] for name in names] == ["1", expected, "true", "64", "64"]
+        assert [os.environ[name] for name in command._UNLESS_SET] == ["1", expected, "true", "64", "64"]
+
+
+# The bytes by which products in bf16 of changing shapes grow a process, after the first ones.
+PRODUCTS = """
+import os, re, sys
+from pathlib import Path
+from brim.cli import main
+if sys.argv.pop(1) == "main":
+    sys.argv[1:] = ["--help"]
+    try:
+        main()
+    except SystemExit:
+        pass
+import torch
+layer, before = torch.nn.Linear(64, 64, dtype=torch.bfloat16), 0
+def anonymous_bytes():
+    return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+for rows in range(1, 301):
+    before = anonymous_bytes() if rows == 20 else before
+    layer(torch.ones(rows, 64, dtype=torch.bfloat16)).sum().backward()
+print("grown by", anonymous_bytes() - before)
+"""
+
+
+@pytest.mark.process
+def test_products_of_changing_shapes_in_bf16_do_not_fill_the_memory():
+    kernels = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+    environment = {name: value for name, value in os.environ.items() if name not in kernels}
+    grown = {}
+    for who, given in (("torch", {}), ("main", {}), ("main again", {kernels[0]: "1024", kernels[2]: "1024"})):
+        line = [sys.executable, "-c", PRODUCTS, who.split()[0]]
+        done = subprocess.run(line, env={**environment, **given}, capture_output=True, text=True, check=True)
+        grown[who] = int(done.stdout.splitlines()[-1].split()[-1])
+    if grown["torch"] < 100_000_000:
+        pytest.skip("this machine's products in bf16 are not compiled")
+    assert grown["main"] < 0.3 * grown["torch"]
+    assert grown["main again"] > 0.7 * grown["torch"]  # what the user sets holds
 
 
 def test_a_secret_on_the_command_line_or_in_the_current_folder_is_refused_and_not_repeated(brim, monkeypatch, tmp_path):
