@@ -138,6 +138,16 @@ def test_a_recorded_step_becomes_the_full_one(kinds):
     assert expansion.stream == expand(full, depth.whole(), layers_path=PATH).stream
 
 
+def test_a_storage_is_found_in_the_layer_that_is_asked_for():
+    expansion = expand(Step(4).run(), DEPTH, layers_path=PATH)
+    assert [expansion.number(DEPTH.template(layer), layer) for layer in range(9)] == list(
+        range(9)
+    )  # weights come first
+    assert expansion.number(4, 6) == 9  # of no layer: the shared one, after nine weights
+    with pytest.raises(NotUniformError, match="storage 0 is not of layer 6"):
+        expansion.number(0, 6)
+
+
 def born(step, *layers, sizes=(10,) * 4):
     return [step.birth(sizes[layer], "forward", layer) for layer in layers]
 
@@ -189,7 +199,6 @@ DROPPED = {"adapter": {"type": "lora", "r": 4, "dropout": 0.1}}
 KEPT = {"enable_gradient_checkpointing": True}
 TWICE = {"effective_batch_size": 4}
 TRAINING = {
-    "full, whole logits": {"chunked_loss": False},
     "full, checkpointed, accumulated, fp16-mixed, adafactor": {
         **KEPT, **TWICE, "precision": "fp16-mixed", "optimizer": {"type": "adafactor"},
     },
@@ -251,7 +260,6 @@ def test_beams_reorder_the_cache_outside_the_layers_so_all_are_recorded(llama):
 # Of the patterns in which layers differ one architecture each, with the number of layers that is recorded.
 PATTERNS = {
     "gpt2": ({"n_layer": 5}, 4),
-    "mixtral": ({"num_hidden_layers": 5}, 4),
     "deepseek_v3": ({"num_hidden_layers": 7}, 6),  # two dense layers, then such with experts
     "gpt_oss": ({"num_hidden_layers": 9}, 7),  # sliding and full attention by turns
 }
