@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -243,16 +242,12 @@ def test_with_adapters_fsdp1_gathers_a_layer_when_the_one_after_it_is_nearly_ove
         return [(place, rank.sizes[each]) for each, place in events if each >= 0 and place.phase == "backward"]
 
     births = [(place.layer, size) for place, size in backward()]
+    of_root = [(None, 80)] * 2  # the last layer, gathered with the root
     next_whole = [(1, 80)] * 2  # layer 0 and its last adapter, gathered while layer 1 is at its first adapter
-    activations = [(1, HIDDEN)]
-    start = births.index((1, HIDDEN))
-    assert births[start : start + 7] == activations * 3 + next_whole + activations * 2
-    assert births[:start] == [(None, 80)] * 2  # the last layer, gathered with the root
+    assert births[:9] == of_root + [(1, HIDDEN)] * 3 + next_whole + [(1, HIDDEN)] * 2
     # Reentrant checkpoints around units leave nothing to prefetch.
-    gathered = [
-        place.layer for place, _ in backward(reentrant_checkpoints=True) if place.operator == "fsdp::all_gather"
-    ]
-    assert gathered == [1, 1, 0, 0]
+    anew = [place for place, _ in backward(reentrant_checkpoints=True)]
+    assert [place.layer for place in anew if place.operator == "fsdp::all_gather"] == [1, 1, 0, 0]
 
 
 # Against what fully_shard really holds: two processes, gloo, on the CPU
@@ -396,28 +391,20 @@ def predict(checkpointed, frozen, micro_batches):
 CASES = [(False, False, 1), (True, False, 1), (True, True, 1), (True, False, 2)]  # checkpointed, frozen, micro-batches
 
 
-@contextmanager
-def _group(folder, rank):
+def _measured(folder, rank):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD_SIZE)
     try:
-        yield
+        return [measure(*case) for case in CASES]
     finally:
         dist.destroy_process_group()
-
-
-def _other_rank(folder):
-    with _group(folder, 1):
-        for case in CASES:
-            measure(*case)
 
 
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_a_rank_holds_what_is_predicted_to_the_byte(tmp_path):
-    other = mp.get_context("spawn").Process(target=_other_rank, args=(str(tmp_path),))
+    other = mp.get_context("spawn").Process(target=_measured, args=(str(tmp_path), 1))
     other.start()
-    with _group(str(tmp_path), 0):
-        measured = [measure(*case) for case in CASES]
+    measured = _measured(str(tmp_path), 0)
     other.join()
     assert other.exitcode == 0
     for case, figures in zip(CASES, measured, strict=True):
