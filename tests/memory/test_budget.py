@@ -27,7 +27,6 @@ from brim.memory.devices.budget import (
 )
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-linux = pytest.mark.skipif(sys.platform != "linux", reason="of Linux and glibc")
 
 # By configuration
 
@@ -226,28 +225,23 @@ def test_a_system_that_does_not_tell_bounds_nothing(tmp_path, monkeypatch):
 
 
 CODE = """
-import re
 import numpy as np
-from brim.memory.devices.budget import map_large_blocks
-
-def resident():
-    with open("/proc/self/status") as status:
-        return int(re.search(r"VmRSS:\\s*(\\d+)", status.read())[1]) * 1024
+from brim.memory.devices.budget import map_large_blocks, resident_bytes
 
 def block():
     return np.ones(2**21, dtype=np.uint8)
 
 assert map_large_blocks()
 del (first := [block()])[:]  # by glibc's own rule blocks of this size come from the heap from now on
-before = resident()
+before = resident_bytes()
 blocks = [block() for _ in range(40)]
 kept = blocks[1::2]
 del blocks
-print(round((resident() - before) / 2**20))
+print(round((resident_bytes() - before) / 2**20))
 """
 
 
-@linux
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux and glibc")
 @pytest.mark.process
 def test_every_other_block_is_given_back():
     """Of 40 blocks of 2 MiB half live on, between those that are freed."""
