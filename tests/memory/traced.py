@@ -33,10 +33,6 @@ class Births(TorchDispatchMode):
     def live_bytes(self):
         return sum(self.log)
 
-    @property
-    def peak_bytes(self):
-        return max((sum(self.log[: end + 1]) for end in range(len(self.log))), default=0)
-
     def know(self, *values):
         """Storages that were there before."""
         for tensor in tree_leaves(values):
