@@ -51,7 +51,6 @@ class Hand:
 K = 512 / MIB  # the unit of blocks
 BY_HAND = {  # settings, capacity; then moves and what is allocated and reserved after them, in MiB
     "a small request is rounded to 512 bytes and reserves 2 MiB": ("", None, [([1 / MIB], (K, 2)), ([513 / MIB], (3 * K, 2))]),
-    "two of 1 MiB share a segment, a third opens one": ("", None, [([1], (1, 2)), ([1], (2, 2)), ([1], (3, 4))]),
     "a small remainder of 512 bytes is split off": ("", None, [([1, 1 - K], (2 - K, 2)), ([K], (2, 2)), ([-1, -2], (K, 2))]),
     "below 10 MiB 20 are reserved": ("", None, [([10 - K], (10 - K, 20))]),
     "from 10 MiB on the next 2 MiB": ("", None, [([10], (10, 10)), ([10 + K], (20 + K, 22))]),
@@ -72,7 +71,6 @@ BY_HAND = {  # settings, capacity; then moves and what is allocated and reserved
     ),
     "collection needs a fraction, as in PyTorch": ("garbage_collection_threshold:0.1", 200, [([50, -1, 80], (80, 130))]),
     "an expandable segment grows by pages of 20 MiB": (EXPANDABLE, None, [([25], (25, 40)), ([25], (50, 60)), ([K], (50 + K, 62))]),
-    "what was freed grows into what is larger": (EXPANDABLE, None, [([60, -1, 70], (70, 80))]),
     "a hole in the middle is preferred to the end that can grow": (
         EXPANDABLE, None, [([20, 20, 20, -1, -3, (20, 1), (20, 3), -2], (40, 60))]
     ),
