@@ -24,6 +24,7 @@ import brim
 from brim.data.read import read
 from brim.errors import ConfigError, DataError, InputError, OutputError, WriteError
 from brim.infer.metrics import Measure, intervals
+from brim.notes import kind_of
 from brim.workflows.prediction import embedding as activations, write_predictions
 from brim.workflows.prediction.prompts import row_keys
 
@@ -452,6 +453,7 @@ def test_a_run_is_compared_with_its_base_on_the_same_rows(trained, sums_file):
     assert found.notes == ()
     batches = [line for line in said if re.search(r"batch: \d+ batch", line)]
     assert [line.startswith("batch: ") for line in batches] == [True, False], "the second model's notes name it"
+    assert [kind_of(line) for line in batches] == ["plan", "detail"]
     differences = result.rows["loss"] - base.rows["loss"]
     measure = Measure.ratio(differences.to_numpy(), result.rows["num_supervised"].to_numpy())
     expected = intervals({"loss": measure}, len(differences))["loss"]
