@@ -32,6 +32,7 @@ LATENT = {  # attention of DeepSeek
 }  # fmt: skip
 DEEPSEEK = {**SMALL, **LATENT, "num_key_value_heads": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}
+HYBRID = ["mamba", "mamba", "mamba", "attention"] * 4 + ["mamba"] * 2
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": SMALL,
     "mistral": {**SMALL, "sliding_window": 4},
@@ -45,6 +46,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {**SMALL, "sliding_window": None},
     "gpt_bigcode": GPT,
     "granitemoe": {**SMALL, **EXPERTS},
+    "granitemoehybrid": {
+        **SMALL, **EXPERTS, **MAMBA, "num_hidden_layers": 18, "layers_block_type": HYBRID, "layer_types": HYBRID,
+        "shared_intermediate_size": 16,
+    },
     "gpt2": GPT,
     "gpt_neo": {
         **IDS, "hidden_size": 32, "num_layers": 12, "num_heads": 4, "max_position_embeddings": 64,
@@ -69,6 +74,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_next": {  # gated delta rules
         **DEEP, **EXPERTS, "head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
         "linear_key_head_dim": 8, "linear_value_head_dim": 8, "shared_expert_intermediate_size": 16,
+    },
+    "ernie4_5_moe": {
+        **SMALL, **EXPERTS, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1, "moe_layer_start_index": 1,
     },
     "mamba": STATES,
     "mamba2": {**STATES, "num_heads": 4, "head_dim": 16, "n_groups": 1},
