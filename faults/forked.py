@@ -31,8 +31,8 @@ ROOT = Path(__file__).parents[1]
 
 _POLL_S = 0.004
 _PRELOADED = (
-    "brim.cli.app", "brim.cli.train", "brim.cli.predict", "brim.cli.memory", "brim.cli.check", "brim.cli.studies",
-    "brim.cli.studies", "brim.cli.studies", "brim.model", "transformers.models.llama.modeling_llama",
+    "brim.cli.app", "brim.cli.train", "brim.cli.predict", "brim.cli.memory", "brim.cli.check", "brim.cli.runs",
+    "brim.model", "transformers.models.llama.modeling_llama",
     "transformers.generation", "peft", "datasets", "pyarrow.parquet", "pyarrow.csv",
     "tensorboardX.event_file_writer", "tensorboardX.proto.summary_pb2", "rich.progress", "numpy.ctypeslib",
 )  # fmt: skip

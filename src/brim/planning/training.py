@@ -191,9 +191,8 @@ def traced(
             longest=task.longest,
             wide=task.effective_batch_size,
             most_rows=task.effective_batch_size,
-            known=[
-                (shape[0], shape[1]) for shape in traces.asked if shape
-            ],  # by this plan, and no others that are kept
+            # By this plan, and no others that are kept.
+            known=[(shape[0], shape[1]) for shape in traces.asked if shape],
         )
         update_s = seconds_of(traces.find(()).work["update"], traces.speed)
         traces.save()

@@ -182,7 +182,7 @@ def measure(
         layers_run=layers_run,
         baseline_bytes=reports[0].baseline_bytes,
         peaks=tuple(peaks),
-        leak=leak_of(peaks, reports[0].kind),
+        leak=leak_of(peaks, reports[0].kind) if found is None else None,  # extrapolation would multiply what is noise
         notes=tuple(dict.fromkeys(notes)),
     )
 
