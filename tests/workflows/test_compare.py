@@ -172,7 +172,7 @@ def test_more_seeds_and_configurations_may_follow(place, here, tmp_path):
     assert here.seeds()[2:] == [("small", "seed-44"), ("large", "seed-44"), ("third", "seed-44")]
 
 
-def test_a_run_that_fails_does_not_end_the_others_and_is_tried_again(here, tmp_path):
+def test_a_run_that_fails_does_not_end_the_others_and_is_tried_again(here, tmp_path, capsys):
     here.fails = {"large/seed-42": BrimError(Problem(what="it broke", fix="mend it"))}
     said = []
     options = {"seeds": 2, "output_directory": tmp_path / "out", "overrides": ["trainer.checkpoints_per_epoch=1"]}
@@ -185,6 +185,10 @@ def test_a_run_that_fails_does_not_end_the_others_and_is_tried_again(here, tmp_p
     here.orders, here.fails = [], {}
     again = brim.compare(FILES, **options, resume=True)
     assert (here.seeds(), again.failed) == ([("large", "seed-42")], [])
+    here.fails = {"large/seed-42": BrimError(Problem(what="it broke", fix="mend it"))}
+    capsys.readouterr()
+    brim.compare(FILES, seeds=1, output_directory=tmp_path / "shown")
+    assert "large, seed 42, failed: it broke\n  fix: mend it\n" in capsys.readouterr().err  # in no card
 
 
 def test_without_the_first_nobody_knows_how_many_rows(here, tmp_path):

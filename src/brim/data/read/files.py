@@ -58,7 +58,7 @@ def read(source: Data) -> Source:
 
     Data in memory is a pandas frame, an Arrow table, a Dataset or DatasetDict of `datasets`, a dict of columns, or a
     list of dicts. A file may be a glob, and several files may stand in a list: their rows follow one another. Large
-    files are memory-mapped. A row that cannot be read is a fault of the source (see usable.py). Raises DataError, with
+    files are memory-mapped. A row that cannot be read is a fault of the source (see split.py). Raises DataError, with
     the file and line, where that holds for more than half of the rows, or the file as a whole cannot be read.
     """
     if isinstance(source, list | tuple) and is_files(source):

@@ -173,7 +173,7 @@ def _run_all(
             if run is None or stop.num_asked:
                 raise _interrupted(result, len(orders))
             if run.error is not None:
-                say(f"{entrant.name}, seed {seed}, failed: {run.error}")
+                say(Note(f"{entrant.name}, seed {seed}, failed: {run.error}", kind="begin"))
     return result
 
 
