@@ -15,7 +15,7 @@ from torch import nn
 
 import brim
 from brim.batching import AdaptiveStep
-from brim.batching.adaptive_step import take_rows
+from brim.batching.adaptive_step import count_rows, take_rows
 
 MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
@@ -226,16 +226,31 @@ def test_a_sum_in_sixteen_bits_is_warned_of_once(dtype, digits):
         assert AdaptiveStep(model, remedy, max_rows=max_rows, check=False)(batch) == pytest.approx(1.0, rel=rel)
 
 
+def test_rows_are_counted():
+    nested = {"x": [torch.zeros(4), {"y": np.zeros((4, 2))}], "names": ["a", "b", "c", "d"]}
+    mixed = (torch.zeros(3, 2), torch.tensor(1.0), None, "text")
+    assert [count_rows(batch, samples=False) for batch in (torch.zeros(3, 2), nested, mixed)] == [3, 4, 3]
+    assert count_rows([torch.zeros(9), torch.zeros(2)], samples=True) == 2
+
+
 def test_frozen_parameters_get_no_gradient_and_later_ones_are_dropped_with_the_others():
     model = make_model()
     model[0].requires_grad_(False)
-    loss, sizes = sizes_seen(loss_of(model, most_rows=4))
+    AdaptiveStep(model, loss_of(model), max_rows=5)(make_batch())
+    assert [parameter.grad is None for parameter in model.parameters()] == [True, True, False, False]
+    model = make_model()
+
+    def inner(batch):
+        if len(sizes) == 3:
+            raise torch.OutOfMemoryError(MEMORY)
+        return loss_of(model)(batch)
+
+    loss, sizes = sizes_seen(inner)
     step = AdaptiveStep(model, loss, max_rows=8, on_event=[].append, check=False)
     step(make_batch(num_rows=4))
-    assert [parameter.grad is None for parameter in model.parameters()] == [True, True, False, False]
     model.append(nn.Linear(3, 3))
     assert_as_whole(model, step, make_batch(), oracle(model, make_batch()))
-    assert sizes == [4, 8, 4, 4, 4]
+    assert sizes == [4, 8, 4, 2, 2, 2, 2, 2, 2]
 
 
 def test_other_errors_pass_through_failures_are_logged_and_a_row_that_never_fits_is_named(caplog):

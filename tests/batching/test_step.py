@@ -4,6 +4,7 @@ import gc
 import re
 import weakref
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -231,12 +232,16 @@ def test_any_other_exception_passes_through_untouched(error, where):
 
 
 def test_an_error_in_the_handling_around_the_step_keeps_its_traceback():
+    def mistake():
+        local = SimpleNamespace(value=1)
+        raise ValueError(local)
+
     try:
-        raise ValueError
-    except ValueError as error:
-        outer = error
+        mistake()
+    except ValueError as outer:
         Task(max_rows=4, failures={0: "forward"}).step.run(LENGTHS)
-    assert outer.__traceback__ is not None
+        frame = outer.__traceback__.tb_next.tb_frame
+        assert frame.f_locals["local"].value == 1
 
 
 # Buffers are where they were when the step began

@@ -166,6 +166,14 @@ def test_the_memory_of_a_cache_is_what_its_fullest_layout_takes_and_few_prompts_
     assert queue.first_shape(FixedRoom(2, prefill_tokens=1)) == (2, 10, 20)
 
 
+@pytest.mark.parametrize(
+    ("rows", "response_tokens", "expected"),
+    [(64, 128, 8), (64, 2, 32), (8, 200, 1), (1, 10, 1)],
+)
+def test_the_number_is_the_square_root_rule_within_one_and_half_of_the_rows(rows, response_tokens, expected):
+    assert rows_to_wait_for(rows, response_tokens) == expected
+
+
 @given(rows=st.integers(1, 300), response_tokens=st.integers(2, 500))
 def test_no_other_number_costs_less(rows, response_tokens):
     def cost(k):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -190,6 +191,7 @@ def test_a_damaged_file_of_traces_is_said_and_not_used(tmp_path):
 
 def test_brims_own_source_is_part_of_the_versions_and_it_need_not_be_installed(monkeypatch):
     assert {"brim", "torch", "transformers", "peft", "bitsandbytes"} == set(versions())
+    assert re.fullmatch("[0-9a-f]{32}", versions()["brim"])
     monkeypatch.setattr(importlib.metadata, "version", Mock(side_effect=importlib.metadata.PackageNotFoundError))
     assert facts()["versions"]["release"] == "0+unknown"
 
