@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 
+import pydantic
+import pytest
 import torch
 from docs.generate import EXAMPLE, reference_page
 
@@ -12,7 +14,7 @@ from brim.config import json_schema, load_config
 from brim.config.foreign import foreign_keys
 from brim.config.introspect import all_keys, expected
 from brim.config.ludwig import unsupported_keys
-from brim.config.schema import AdamWConfig, GenerationConfig, SGDConfig
+from brim.config.schema import AdamWConfig, Config, GenerationConfig, SGDConfig
 from brim.config.schema.optimizer import AdafactorConfig, AdamConfig
 
 
@@ -37,6 +39,11 @@ def test_every_key_is_explained():
         assert re.fullmatch(r"[A-Z`(].*[.)]", key.description, re.DOTALL), key.path
         assert expected(key.field), key.path
         assert not set(key.description) & set("\n\t"), key.path
+
+
+def test_a_configuration_is_frozen(minimal):
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        Config.model_validate(minimal()).base_model = "other"
 
 
 def test_the_json_schema_describes_every_property():

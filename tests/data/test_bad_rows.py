@@ -110,10 +110,12 @@ def test_text_that_is_not_utf8_in_tables_and_within_lists_and_damaged_columns():
         read(pa.table({"q": column}))
 
 
-def test_names_that_no_table_can_have():
+def test_names_that_no_table_can_have(tmp_path):
     for name in ("\0fault", "\ud83d"):
         with refused("the given columns: column names that are not text: `", by=DataError):
             read({name: ["x"]})
+        (tmp_path / "data.jsonl").write_text(json.dumps({name: "x"}) + '\n{"q": "x"}\n')
+        assert list(read(tmp_path / "data.jsonl").faults) == [0]
 
 
 def test_most_rows_may_not_be_bad_but_the_first_may(tmp_path, prepared):

@@ -90,6 +90,7 @@ NO_CONVERSATIONS = [
     ([{"content": "q"}], f"turn 1 has no role … {ROLES}"), ([{"role": None, "content": "q"}], "turn 1 has no role"),
     ([{"role": 1, "content": "q"}], "turn 1 has a role that is a number"),
     ([USER, {"role": "asistant", "content": "a"}], f"turn 2 has the role 'asistant' … {ROLES} … write assistant"),
+    ([{"role": "User", "content": "a"}], "turn 1 has the role 'User' … write user"),
     ([{"role": "gpt", "content": "a"}], "turn 1 has the role 'gpt' … write assistant"),
     ([{"role": "narrator", "content": "a"}], "turn 1 has the role 'narrator'"),
     ([{"role": "user"}], f"turn 1 (user) has no content … {NO_CONTENT}"),

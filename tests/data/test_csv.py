@@ -176,6 +176,7 @@ def test_what_excel_saves_is_read_and_noted_and_a_first_line_names_the_separator
         assert source.locate(1) == "d.csv:3"
     (note,) = source_of(tmp_path, TICKETS.encode("cp1252"), "$(reboot).csv").notes
     assert "`iconv -f ENCODING -t UTF-8 FILE > NEW_FILE`" in note  # no part of the command is run by a shell
+    assert source_of(tmp_path, b"\0\0\xfe\xff" + TICKETS.encode("utf-32-be")).table.to_pylist() == ROWS
     assert source_of(tmp_path, "q,a\nGröße; und; so,x\n").notes == ()
     source = source_of(tmp_path, "sep=;\r\n" + TICKETS)
     assert (source.table.to_pylist(), source.notes) == (ROWS, ())

@@ -197,6 +197,7 @@ def test_other_folders_links_and_what_the_small_files_may_not_say_are_told(tmp_p
     no_files = "state.json does not name Arrow files of this folder"
     for name, content, words in [
         ("state.json", {"_data_files": [{"filename": "../outside.arrow"}]}, no_files),
+        ("state.json", {"_data_files": [{"filename": "/etc/passwd"}]}, no_files),
         ("state.json", {"_data_files": 3}, no_files),
         ("state.json", {"_data_files": [{"filename": "no.arrow"}]}, "no.arrow is missing, or is not a regular file"),
         ("state.json", [], "state.json does not hold a mapping"),

@@ -179,6 +179,20 @@ def test_check_advises_on_slips_with_their_lines(encoder, tmp_path):
     assert (note.kind, note.topic) == ("warning", "rows")
 
 
+def test_a_thousand_labels_are_compared_in_little_time(monkeypatch):
+    """Not each with each other: a label is compared with those alone that a letter less may make the same."""
+    compared = []
+    from brim.data import labels as known_labels
+
+    def counting(name, names, **keys):
+        compared.extend(names)
+
+    monkeypatch.setattr(known_labels, "misspelt", counting)
+    words = [f"{a}{b}{c}{d}" for a in "ab" for b in ("cde", "fgh") for c in "ijklm" for d in ("nopq", "rstu", "vwxy")]
+    slips(*[word for word in words for _ in range(30)], *[f"{word}zz" for word in words])
+    assert len(compared) < len(words)
+
+
 def batch(prompts, answers):
     return Texts(keys=np.arange(10, 10 + len(prompts)), prompts=prompts, answers=answers)
 

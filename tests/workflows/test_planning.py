@@ -95,22 +95,22 @@ def of_memory(monkeypatch, budget, limit_bytes, *, outside_bytes=0):
 
 
 def helped(monkeypatch, config, roomy, room, outside, totals):
-    """The plan where changes take so many bytes."""
-    helps = [Help(label=f"change {n}", fix=f"set {n}", total_bytes=total) for n, total in enumerate(totals)]
-    monkeypatch.setattr("brim.planning.training.what_helps", lambda *given, **how: helps)
+    """The plan where changes take so many bytes, and the rows that each was predicted for."""
+    asked, helps = [], [Help(label=f"change {n}", fix=f"set {n}", total_bytes=total) for n, total in enumerate(totals)]
+    monkeypatch.setattr("brim.planning.training.what_helps", lambda *given, rows, **how: asked.append(rows) or helps)
     of_memory(monkeypatch, roomy.budget, room, outside_bytes=outside)
     plan = brim.plan(config, uneven(), memory_bytes=2**30, replan=True)
     assert plan.chosen is None
-    return plan
+    return plan, asked
 
 
 def test_what_helps_is_offered_as_such_only_where_it_is_enough(tiny_base, monkeypatch):
     config = settings(tiny_base, random_seed=SEED, trainer={"use_maximum_batch_size": True, **ONE_WAY})
     roomy = brim.plan(config, uneven(), memory_bytes=2**31)
     half = roomy.chosen.single_row_bytes // 2
-    plan = helped(monkeypatch, config, roomy, half, half, [half, half + 1, 2 * half - 1])
+    plan, _ = helped(monkeypatch, config, roomy, half, half, [half, half + 1, 2 * half - 1])
     assert plan.helps == (f"change 0 ({format_bytes(half)}): set 0",)
-    plan = helped(monkeypatch, config, roomy, half, half, [half + 2**20, 2 * half])
+    plan, _ = helped(monkeypatch, config, roomy, half, half, [half + 2**20, 2 * half])
     room, total = format_bytes(half), format_bytes(half + 2**20)
     assert plan.helps == (
         f"change 0 ({total}, still more than the {room} that may be used): set 0",
@@ -118,6 +118,18 @@ def test_what_helps_is_offered_as_such_only_where_it_is_enough(tiny_base, monkey
     )
     (problem,) = too_long(plan)
     assert problem.fix == "; or ".join(plan.helps)
+
+
+def test_help_for_micro_batches_of_a_fixed_number_is_for_so_many(tiny_base, monkeypatch):
+    """One row fits; four do not."""
+    fixed = settings(tiny_base, random_seed=SEED, trainer={"batch_size": 4, "gradient_accumulation_steps": 2})
+    roomy = brim.plan(settings(tiny_base, random_seed=SEED), uneven(), memory_bytes=2**31)
+    room = roomy.chosen.single_row_bytes + 1024
+    plan, asked = helped(monkeypatch, fixed, roomy, room, roomy.budget.outside_bytes, [room - 1, room + 1])
+    assert (asked, plan.too_long) == ([4], ())
+    assert plan.helps[0].startswith("change 0 (")
+    assert plan.helps[1].startswith("micro-batches by length")
+    assert plan.helps[1].endswith("trainer.batch_size: auto")
 
 
 DOUBLED = {"batch_increase_function": lambda epoch, size: size if epoch else 0, "epochs": 6, "effective_batch_size": 2}

@@ -422,11 +422,12 @@ def test_activations_that_cannot_be_written_leave_everything_as_it_was(model, tm
         with pytest.raises(WriteError, match="the output cannot be written: No space left on device"):
             lenient.collect_activations("last", some, output=output)
     assert list(tmp_path.iterdir()) == []
-    ledger = tmp_path / "vectors.parquet.ledger.parquet"
-    ledger.write_text("precious")
-    with pytest.raises(OutputError, match="the output file exists already; nothing was changed"):
-        model.collect_activations("last", TEXTS, output=output)
-    assert ledger.read_text() == "precious"
+    for there in (output, tmp_path / "vectors.parquet.ledger.parquet"):
+        there.write_text("precious")
+        with pytest.raises(OutputError, match="the output file exists already; nothing was changed"):
+            model.collect_activations("last", TEXTS, output=output)
+        assert there.read_text() == "precious"
+        there.unlink()
 
 
 @pytest.fixture

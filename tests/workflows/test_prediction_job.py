@@ -241,6 +241,16 @@ def test_two_processes_do_not_write_to_one_output(model, sums_file, tmp_path, mo
     assert files(path) == files(whole)
 
 
+def test_a_damaged_list_of_sittings_does_not_keep_from_going_on(model, sums_file, tmp_path):
+    for number, content in enumerate((bytes(64), b"\xf0\xff\xfe" * 9)):
+        path, said = tmp_path / f"{number}.csv", []
+        begun(model, sums_file, path)
+        JobFolder(path).sittings.write_bytes(content)
+        result = model.predict(sums_file, output=path, resume=True, say=said.append)
+        assert len(result.predictions) == 40
+        assert not [line for line in said if "grown" in line]
+
+
 def test_a_full_disk_loses_nothing_and_says_what_to_do(model, sums_file, tmp_path, monkeypatch):
     path, append, calls = tmp_path / "p.csv", Journal.append, []
 

@@ -98,6 +98,25 @@ def test_a_run_that_stops_early_is_the_same_wherever_it_was_interrupted(stopping
         assert_same_weights(tmp_path / name, tmp_path / "whole")
 
 
+def test_where_whole_logits_are_faster_the_run_has_no_chunks(tiny_base, tmp_path, monkeypatch, own_cache):
+    under(monkeypatch, 600_000)
+    taken = []
+
+    def the_second(candidates, *, has_more):
+        taken.append(candidates[1].way)
+        return candidates[1], "as tested"
+
+    monkeypatch.setattr("brim.planning.training.choose", the_second)
+    config = settings(tiny_base)
+    parts = stopped(config, tmp_path / "parts", after=2)
+    assert [way.chunked_loss for way in taken] == [False]
+    before = (parts / "plan.json").read_bytes()
+    assert {"key": "trainer.chunked_loss", "value": False, "reason": "as tested"} in plan_of(parts)["choices"]
+    assert "chunked_loss: false" in (parts / "config.yaml").read_text()
+    train(config, parts, resume=True)
+    assert (parts / "plan.json").read_bytes() == before
+
+
 def test_a_run_that_goes_on_under_less_memory_is_planned_again_and_learns_the_same(tiny_base, tmp_path, monkeypatch):
     under(monkeypatch, 10_000_000)
     config = settings(tiny_base, trainer={"enable_gradient_checkpointing": "auto"})
