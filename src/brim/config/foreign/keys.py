@@ -272,7 +272,7 @@ def _entry(given: Mapping[str, Any]) -> ForeignKey:
 
 
 def _convert(given: Any) -> Convert | None:
-    """Return a function of `values`, a choice by its tables there, or a switch with the line that it stands for."""
+    """Return the function of that name above, a choice by its table, or a switch with the line that it stands for."""
     if given is None:
         return None
     if isinstance(given, str):
