@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.infer.fake_vllm import install
+from transformers import GenerationConfig
 
 import brim
 from brim.batching.memory import Probe, random_states
@@ -42,6 +43,13 @@ def at_hand(tiny_base):
     model = brim.Model({"base_model": str(tiny_base), "generation": {"max_new_tokens": 6, "do_sample": True}})
     session, llm = model._open(), model._weights()
     return session, llm, settings_of(session, llm.model.generation_config)
+
+
+def test_a_response_ends_where_training_put_the_end_and_where_the_model_itself_stops(at_hand):
+    session, _, settings = at_hand
+    end = session.encoder.eos_id
+    for own, expected in [(None, [end]), (end, [end]), (9, [end, 9]), ([9, end, 8], [end, 9, 8])]:
+        assert settings_of(session, GenerationConfig(eos_token_id=own)) == {**settings, "eos_token_id": expected}
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from brim.config.schema import Config, FinetuneTrainer
 from brim.config.text import dotted
 from brim.data.tokens import TokenRows, rows_of_step
 from brim.errors import ConfigError, Problem
-from brim.infer.engines import MemoryRoom, SlotsEngine, StaticEngine, generation_settings, model_class
+from brim.infer.engines import MemoryRoom, SlotsEngine, StaticEngine, generation_settings
 from brim.memory import Asked, ConfigWorkload, tracing
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.cuda import CudaTarget
@@ -413,7 +413,7 @@ def _engine(config: Config, architecture: PretrainedConfig) -> tuple[str, str]:
     if asked in ("static", "vllm"):
         return asked, "generation.engine"
     settings = generation_settings(config.generation, pad_id=0, end_ids=[0])
-    against = SlotsEngine.why_not(model_class(architecture), architecture, settings)
+    against = SlotsEngine.why_not(architecture, settings)
     if asked == "slots" and against:
         raise ConfigError(cannot(asked, against))
     return ("static", against) if against else ("slots", _USUAL if asked == "auto" else "generation.engine")

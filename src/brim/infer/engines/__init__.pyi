@@ -25,7 +25,7 @@ from .capacity import (
     MemoryRoom as MemoryRoom,
     Room as Room,
 )
-from .continuous import SlotsEngine as SlotsEngine, model_class as model_class
+from .continuous import SlotsEngine as SlotsEngine
 from .sampling import LabelConstraint as LabelConstraint, NextToken as NextToken, Writing as Writing
-from .transformers import StaticEngine as StaticEngine, end_ids_of as end_ids_of
+from .transformers import StaticEngine as StaticEngine
 from .vllm import VllmEngine as VllmEngine, VllmModel as VllmModel

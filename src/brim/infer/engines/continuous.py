@@ -60,9 +60,15 @@ class SlotsEngine(LocalEngine):
     statistics = RunStatistics()  # of the last run
 
     @staticmethod
-    def why_not(architecture: type[PreTrainedModel], config: PretrainedConfig, settings: Mapping[str, Any]) -> str:
-        """Return the reason against this engine, or an empty text. settings: what `generation_settings` gives."""
-        return _settings(settings) or _architecture(architecture, config)
+    def why_not(
+        config: PretrainedConfig, settings: Mapping[str, Any], architecture: type[PreTrainedModel] | None = None
+    ) -> str:
+        """Return the reason against this engine, or an empty text.
+
+        settings: what `generation_settings` gives. architecture: the model's class; None: the one that transformers
+        would load for this configuration, and for a class of the folder's own a plain decoder.
+        """
+        return _settings(settings) or _architecture(architecture or _model_class(config), config)
 
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
         """Respond to every prompt once, as Engine.run does."""
@@ -385,9 +391,8 @@ def _architecture(architecture: type[PreTrainedModel], config: PretrainedConfig)
     return ""
 
 
-def model_class(architecture: PretrainedConfig) -> type[PreTrainedModel]:
-    """Return the class that transformers would load; a class of the folder's own is taken for a plain decoder."""
+def _model_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(architecture), PreTrainedModel)
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), PreTrainedModel)
     return cast("type[PreTrainedModel]", found[0] if isinstance(found, tuple) else found)

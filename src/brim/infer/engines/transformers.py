@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +20,6 @@ from brim.data.tokens import TokenRows, collate_prompts
 from brim.infer.engines.base import Finished, LocalEngine, OnFinished, Response, explained, row_seed
 from brim.infer.engines.batching import longest_first, run_rows, together
 from brim.infer.engines.sampling import NextToken, Writing
-
-if TYPE_CHECKING:
-    from transformers import GenerationConfig
-
 
 Positions = NDArray[np.intp]
 
@@ -130,15 +126,6 @@ def _random_states_kept() -> Iterator[None]:
         yield
     finally:
         restore_random_states(states)
-
-
-def end_ids_of(generation: GenerationConfig, eos_id: int) -> list[int]:
-    """Return the token that training put at the end, and those at which the model itself was made to stop.
-
-    generation: the model's own settings.
-    """
-    own = generation.eos_token_id
-    return list(dict.fromkeys([eos_id, *(own if isinstance(own, list) else [own] if own is not None else [])]))
 
 
 def _response(token_ids: list[int], end_ids: Sequence[int]) -> Response:

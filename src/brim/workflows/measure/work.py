@@ -192,7 +192,7 @@ class Bench:
         generation = config.generation.model_copy(update={"eos_token_id": None})
         settings = generation_settings(generation, pad_id=_PAD_ID, end_ids=[self._vocabulary])
         base = base_model(llm.model)
-        is_slots = not SlotsEngine.why_not(type(base), base.config, settings)
+        is_slots = not SlotsEngine.why_not(base.config, settings, type(base))
         engine: Engine = (SlotsEngine if is_slots else StaticEngine)(
             llm.model,
             settings=settings,

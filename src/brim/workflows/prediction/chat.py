@@ -267,10 +267,8 @@ def require_streamable(llm: LLM, session: Session) -> str:
 
     Return why the architecture cannot be streamed from; empty where it can.
     """
-    architecture = base_model(llm.model)
-    reason = SlotsEngine.why_not(
-        type(architecture), architecture.config, settings_of(session, llm.model.generation_config)
-    )
+    base = base_model(llm.model)
+    reason = SlotsEngine.why_not(base.config, settings_of(session, llm.model.generation_config), type(base))
     if reason.startswith("generation."):
         raise InputError(
             what=f"a response cannot be streamed: {reason}",

@@ -123,7 +123,7 @@ def engine_for(
     }
     asked = kind or session.config.generation.engine
     base = base_model(llm.model)
-    against = SlotsEngine.why_not(type(base), base.config, settings)
+    against = SlotsEngine.why_not(base.config, settings, type(base))
     if asked == "slots" and against:
         raise ConfigError(cannot(asked, against))
     if asked == "static" or against:

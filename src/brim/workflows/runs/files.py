@@ -15,7 +15,7 @@ from brim.config.prompts import prompt_template
 from brim.config.schema import Config
 from brim.config.text import dump, mask_text
 from brim.data.chat import TEMPLATE_FILE, TemplateTexts, chat_template, read_template
-from brim.infer.engines import end_ids_of, generation_settings
+from brim.infer.engines import generation_settings
 from brim.notes import Note, Say, is_told
 from brim.session import Session, with_choices
 from brim.storage import writing
@@ -258,7 +258,11 @@ def with_day(session: Session, day: Callable[[], str | None], *, reason: str) ->
 
 
 def settings_of(session: Session, own: GenerationConfig) -> dict[str, Any]:
-    """Return how the model generates, for transformers' GenerationConfig. own: the model's own settings."""
-    encoder, chat = session.encoder, session.config.chat
-    ends = [*([] if chat is None else chat_template(chat, encoder).end_ids(encoder)), *end_ids_of(own, encoder.eos_id)]
+    """Return how the model generates, for transformers' GenerationConfig. own: the model's own settings.
+
+    A text ends with the template's tokens, with that which training put there, or where the model was made to stop.
+    """
+    encoder, chat, stops = session.encoder, session.config.chat, own.eos_token_id
+    ends = [] if chat is None else [*chat_template(chat, encoder).end_ids(encoder)]
+    ends += [encoder.eos_id, *(stops if isinstance(stops, list) else [] if stops is None else [stops])]
     return generation_settings(session.config.generation, pad_id=encoder.pad_id, end_ids=list(dict.fromkeys(ends)))
