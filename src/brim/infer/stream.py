@@ -18,7 +18,7 @@ from torch import Tensor
 from brim.batching.memory import OutOfMemory, attempt, free_caches
 from brim.data.tokens import TextEncoder
 from brim.errors import OutOfMemoryError
-from brim.infer.engines import Constraint, FinishReason, NextToken, Passes, Writing, explained
+from brim.infer.engines import FinishReason, LabelConstraint, NextToken, Passes, Writing
 from brim.models import Precision
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def stream_tokens(
     device: torch.device,
     precision: Precision,
     key: int = 0,
-    constraint: Constraint | None = None,
+    constraint: LabelConstraint | None = None,
     kept: KeptCache | None = None,
 ) -> Generator[int, None, FinishReason]:
     """Yield the tokens of the response that SlotsEngine writes for a row of this key, without the one that ends it.
@@ -87,8 +87,7 @@ def stream_tokens(
     stays.
     """
     row = Writing(position=0, key=key, prompt=list(prompt))
-    with explained():
-        chooser = NextToken(settings, seed=seed, device=device, constraint=constraint)
+    chooser = NextToken(settings, seed=seed, device=device, constraint=constraint)
     model.eval()
     begin = partial(Passes, model, rows=1, pad_id=settings["pad_token_id"], device=device, precision=precision)
     return _tokens(row, chooser, begin, frozenset(settings["eos_token_id"]), kept)
@@ -133,8 +132,7 @@ def _next(row: Writing, chooser: NextToken, cache: KeptCache, begin: Callable[..
         logits = cache.write(row.generated[-1])
     else:
         logits = cache.read(row.prompt, columns=_columns(row, chooser), begin=begin)
-    with explained():
-        (token,) = chooser.choose(logits, [row])
+    (token,) = chooser.choose(logits, [row])
     return token
 
 

@@ -1,10 +1,8 @@
 from .base import (
-    Constraint as Constraint,
     Engine as Engine,
     Finished as Finished,
     FinishReason as FinishReason,
     Response as Response,
-    explained as explained,
     generation_settings as generation_settings,
     respond_to as respond_to,
 )

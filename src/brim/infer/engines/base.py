@@ -31,6 +31,8 @@ from brim.models import Precision
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from brim.infer.engines.sampling import LabelConstraint
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
@@ -94,7 +96,7 @@ class LocalEngine(ABC):
         seed: int,
         device: torch.device,
         precision: Precision,
-        constraint: Constraint | None = None,
+        constraint: LabelConstraint | None = None,
         on_smaller: OnSmaller = lambda smaller: None,
         is_misled: bool | None = None,
     ) -> None:
@@ -117,14 +119,6 @@ class LocalEngine(ABC):
                 precision=self._precision,
             )
         return self._is_misled
-
-
-class Constraint(Protocol):
-    """Say which tokens may come next, where not every text is an answer."""
-
-    def allowed(self, generated: Sequence[int]) -> Sequence[int]:
-        """Return token ids, at least one; the end's where the answer may end. generated: the answer's tokens so far."""
-        ...
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from brim.batching.memory import OutOfMemory, attempt, free_caches
 from brim.data.tokens import TokenRows
-from brim.infer.engines.base import Finished, LocalEngine, OnFinished, Response, explained
+from brim.infer.engines.base import Finished, LocalEngine, OnFinished, Response
 from brim.infer.engines.batching import Smaller, longest_first, too_large
 from brim.infer.engines.cache import Passes
 from brim.infer.engines.capacity import FixedRoom, Room
@@ -90,8 +90,7 @@ class SlotsEngine(LocalEngine):
 
         last: what was too much before.
         """
-        with explained():
-            chooser = NextToken(self._settings, seed=self._seed, device=self._device, constraint=self._constraint)
+        chooser = NextToken(self._settings, seed=self._seed, device=self._device, constraint=self._constraint)
         passes = partial(Passes, self._model, device=self._device, precision=self._precision)
         run = _Run(queue, passes, chooser, room=room, settings=self._settings, statistics=self.statistics)
         responses = run.to_the_end()
@@ -223,8 +222,7 @@ class _Run:
 
     def _write(self, logits: Tensor, rows: Sequence[Writing]) -> Iterator[list[Finished]]:
         """Choose the next token of these rows, the last ones that are in; those that end leave."""
-        with explained():
-            tokens = self._chooser.choose(logits, rows)
+        tokens = self._chooser.choose(logits, rows)
         finished, free = [], []
         first_slot = len(self._active) - len(rows)
         for number in reversed(range(len(rows))):

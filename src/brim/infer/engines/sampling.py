@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from brim.infer.engines.base import Constraint, not_finite
+from brim.infer.engines.base import explained, not_finite
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessorList
@@ -44,10 +44,10 @@ class LabelConstraint:
         }
 
     def allowed(self, generated: Sequence[int]) -> Sequence[int]:
-        """Return the tokens that may follow.
+        """Return the tokens that may follow, at least one; the ends where the response may end.
 
-        After a whole label that no other continues, that is one end alone, so that no pass is needed to find it. So it
-        is after what no label begins with, such as in beams that were given up.
+        generated: its tokens so far. After a whole label that no other continues, that is one end alone, so that no
+        pass is needed to find it. So it is after what no label begins with, such as in beams that were given up.
         """
         return self._following.get(tuple(generated), self._end)
 
@@ -76,15 +76,19 @@ class Writing:
 
 
 class NextToken:
-    """Choose tokens as transformers' settings say (`generation_settings`), but for what needs beams."""
+    """Choose tokens as transformers' settings say (`generation_settings`), but for what needs beams.
 
+    Raises InputError for settings that transformers refuses: some of them with the first token.
+    """
+
+    @explained()
     def __init__(
         self,
         settings: Mapping[str, Any],
         *,
         seed: int,
         device: torch.device,
-        constraint: Constraint | None = None,
+        constraint: LabelConstraint | None = None,
     ) -> None:
         self._settings, self._seed, self._device, self._constraint = settings, seed, device, constraint
         self.max_new_tokens: int = settings["max_new_tokens"]
@@ -94,6 +98,7 @@ class NextToken:
         self._of_row: dict[int, LogitsProcessorList] = {}  # by position
         self._numbers: dict[int, NDArray[np.float64]] = {}
 
+    @explained()
     def choose(self, scores: Tensor, rows: Sequence[Writing]) -> list[int]:
         """Choose by scores [n, V] of what follows each row. Raises BrimError where they are not finite."""
         together = max(1, _SCORES_AT_ONCE // scores.shape[-1])

@@ -18,9 +18,9 @@ import torch
 from brim.batching.memory import is_out_of_memory
 from brim.data.tokens import TokenRows
 from brim.errors import BrimError, InputError, OutOfMemoryError
-from brim.infer.engines.base import Constraint, Finished, OnFinished, Response, row_seed
+from brim.infer.engines.base import Finished, OnFinished, Response, row_seed
 from brim.infer.engines.batching import longest_first
-from brim.infer.engines.sampling import OFF
+from brim.infer.engines.sampling import OFF, LabelConstraint
 from brim.models import Precision
 
 _WHERE = "generation.engine: vllm"
@@ -56,7 +56,7 @@ class VllmEngine:
     name = "vllm"
 
     def __init__(
-        self, model: VllmModel, *, settings: Mapping[str, Any], seed: int, constraint: Constraint | None = None
+        self, model: VllmModel, *, settings: Mapping[str, Any], seed: int, constraint: LabelConstraint | None = None
     ) -> None:
         self._model, self._settings, self._seed = model, settings, seed
         reason = why_not_vllm(settings, precision=model.precision, device=model.device, constraint=constraint)
@@ -205,7 +205,11 @@ _HONOURED = {
 
 
 def why_not_vllm(
-    settings: Mapping[str, Any], *, precision: Precision, device: torch.device, constraint: Constraint | None = None
+    settings: Mapping[str, Any],
+    *,
+    precision: Precision,
+    device: torch.device,
+    constraint: LabelConstraint | None = None,
 ) -> str:
     """Return the reason against vLLM, or an empty text. settings: what `generation_settings` gives."""
     if device.type != "cuda":

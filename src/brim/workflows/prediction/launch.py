@@ -20,7 +20,6 @@ from brim.errors import ConfigError, InputError
 from brim.infer.engines import (
     USUAL_PASS_TOKENS,
     CacheShape,
-    Constraint,
     Engine,
     FixedRoom,
     LabelConstraint,
@@ -131,7 +130,7 @@ def engine_for(
     return SlotsEngine(llm.model, **how)
 
 
-def constraint_of(session: Session, settings: Mapping[str, Any]) -> Constraint | None:
+def constraint_of(session: Session, settings: Mapping[str, Any]) -> LabelConstraint | None:
     """Return the constraint to labels of a category that asks for it. settings: what `settings_of` gives."""
     feature = session.config.output_features[0]
     decoder = feature.categories

@@ -117,9 +117,8 @@ def model_card(
     rows: of each split. metrics: of the exported weights, by split.
     """
     name = Path(base_model).name if Path(base_model).is_absolute() else base_model
-    if config.chat is not None:
-        prompt = "conversations, written out by the tokenizer's chat template"
-    else:
+    prompt = "conversations, written out by the tokenizer's chat template"
+    if config.chat is None:
         prompt = str(prompt_template(config) or f"{{{config.input_features[0].name}}}")
     fence = _fence(prompt)
     return "\n".join(
