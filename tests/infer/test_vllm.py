@@ -11,14 +11,11 @@ from tests.infer.fake_vllm import install
 from tests.infer.families import GREEDY as USUAL
 
 from brim.errors import BrimError, InputError, OutOfMemoryError
-from brim.infer.engines import Response, VllmEngine, VllmModel, respond_to, vllm as vllm_module
+from brim.infer.engines import Response, VllmEngine, respond_to, vllm as vllm_module
 from brim.infer.engines.base import row_seed
 from brim.models import precision
 
 OF_VLLM = {**USUAL, "max_new_tokens": 3, "eos_token_id": [0, 9]}
-MODEL = VllmModel(
-    folder="/base", precision=precision("bf16-true"), device=torch.device("cuda"), memory_share=0.7, rows=None
-)
 
 
 def write(prompt, params):
@@ -26,8 +23,9 @@ def write(prompt, params):
     return [9] if prompt[-1] == 7 else [prompt[-1] + step for step in range(1, params.max_tokens)] + [0]
 
 
-def vllm(model=MODEL, settings=OF_VLLM, seed=5, **how):
-    return VllmEngine(model, settings=settings, seed=seed, **how)
+def vllm(settings=OF_VLLM, **how):
+    model = {"folder": "/base", "precision": precision("bf16-true"), "device": torch.device("cuda")}
+    return VllmEngine(**model, memory_share=0.7, settings=settings, seed=5, **how)
 
 
 def test_responses_have_their_tokens_and_reasons(monkeypatch, prompts):
@@ -78,7 +76,7 @@ def test_each_row_is_asked_for_with_a_seed_of_its_own(monkeypatch, prompts):
 @pytest.mark.parametrize(("rank", "most"), [(4, 8), (16, 16), (24, 32), (1000, 1000)])
 def test_an_adapter_goes_along(monkeypatch, prompts, rank, most):
     engines = install(monkeypatch, write)
-    respond_to(vllm(dataclasses.replace(MODEL, adapter=Path("/run/model"), adapter_rank=rank)), prompts)
+    respond_to(vllm(adapter=Path("/run/model"), adapter_rank=rank), prompts)
     made = engines.made[0]
     assert (made.args.enable_lora, made.args.max_lora_rank) == (True, most)
     assert made.submitted[0][3].lora_path == "/run/model"
@@ -89,7 +87,7 @@ def test_vllm_knows_only_so_many_prompts_at_once_and_no_prompts_load_nothing(mon
     engines = install(monkeypatch, write)
     assert respond_to(vllm(), prompts.take([])) == []
     assert engines.made == []
-    assert len(respond_to(vllm(dataclasses.replace(MODEL, rows=2)), prompts)) == len(prompts)
+    assert len(respond_to(vllm(rows=2), prompts)) == len(prompts)
     assert engines.made[0].most_in == 5
     assert engines.made[0].args.max_num_seqs == 2
 

@@ -26,4 +26,4 @@ from .capacity import (
 from .continuous import SlotsEngine as SlotsEngine
 from .sampling import LabelConstraint as LabelConstraint, NextToken as NextToken, Writing as Writing
 from .transformers import StaticEngine as StaticEngine
-from .vllm import VllmEngine as VllmEngine, VllmModel as VllmModel
+from .vllm import VllmEngine as VllmEngine

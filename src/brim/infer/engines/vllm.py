@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -32,34 +32,29 @@ _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that it has kernels for
 _AHEAD = 1024  # prompts submitted ahead, so that a long list costs no memory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmModel:
-    """Say what vLLM is to load, and the memory that it may take."""
-
-    folder: str  # a local folder
-    precision: Precision
-    device: torch.device
-    memory_share: float  # of all that the GPU has: weights, cache and everything else of vLLM
-    adapter: Path | None = None
-    adapter_rank: int = 0
-    trust_remote_code: bool = False
-    rows: int | None = None  # at once; None: as many as it thinks best
-
-
+@dataclass(frozen=True, kw_only=True)
 class VllmEngine:
-    """Generate with vLLM, as an Engine. settings: what `generation_settings` gives.
+    """Generate with vLLM, as an Engine.
 
     Greedy texts are those of the other engines where the arithmetic is (fp32); what is sampled comes from a seed of the
     row, but not of the same numbers as in the other engines.
     """
 
-    name = "vllm"
+    folder: str  # of the model, a local one
+    precision: Precision
+    device: torch.device
+    memory_share: float  # of all that the GPU has: weights, cache and everything else of vLLM
+    settings: Mapping[str, Any]  # what `generation_settings` gives
+    seed: int
+    constraint: LabelConstraint | None = None
+    adapter: Path | None = None
+    adapter_rank: int = 0
+    trust_remote_code: bool = False
+    rows: int | None = None  # at once; None: as many as it thinks best
+    name: ClassVar[str] = "vllm"
 
-    def __init__(
-        self, model: VllmModel, *, settings: Mapping[str, Any], seed: int, constraint: LabelConstraint | None = None
-    ) -> None:
-        self._model, self._settings, self._seed = model, settings, seed
-        reason = why_not_vllm(settings, precision=model.precision, device=model.device, constraint=constraint)
+    def __post_init__(self) -> None:
+        reason = why_not_vllm(self.settings, precision=self.precision, device=self.device, constraint=self.constraint)
         if reason:
             raise InputError(what=f"vLLM cannot be used: {reason}", where=_WHERE, fix="set generation.engine: auto")
         _import_vllm()
@@ -74,8 +69,8 @@ class VllmEngine:
         """Yield what ends at each step. What the caller raises between two steps does not pass through here."""
         if not len(prompts):
             return
-        longest = int(prompts.lengths.max()) + int(self._settings["max_new_tokens"])
-        with _explained(), _engine(self._model, longest, seed=self._seed) as engine:
+        longest = int(prompts.lengths.max()) + int(self.settings["max_new_tokens"])
+        with _explained(), _started(self, longest) as engine:
             waiting, num_in = iter(longest_first(prompts).tolist()), 0
             while True:
                 for position in islice(waiting, _AHEAD - num_in):
@@ -93,8 +88,8 @@ class VllmEngine:
         engine.add_request(
             str(position),
             {"prompt_token_ids": row.input_ids.tolist()},
-            _sampling(self._settings, seed=row_seed(self._seed, row.key)),
-            lora_request=_lora(self._model),
+            _sampling(self.settings, seed=row_seed(self.seed, row.key)),
+            lora_request=_lora(self),
         )
 
 
@@ -129,32 +124,32 @@ def _sampling(settings: Mapping[str, Any], *, seed: int) -> Any:
     )
 
 
-def _lora(model: VllmModel) -> Any:
-    if model.adapter is None:
+def _lora(given: VllmEngine) -> Any:
+    if given.adapter is None:
         return None
     from vllm.lora.request import LoRARequest
 
-    return LoRARequest("adapter", 1, str(model.adapter))
+    return LoRARequest("adapter", 1, str(given.adapter))
 
 
 @contextmanager
-def _engine(model: VllmModel, max_model_len: int, *, seed: int) -> Iterator[Any]:
+def _started(given: VllmEngine, max_model_len: int) -> Iterator[Any]:
     vllm = _import_vllm()
     arguments: dict[str, Any] = {
-        "model": model.folder,
+        "model": given.folder,
         "skip_tokenizer_init": True,
-        "trust_remote_code": model.trust_remote_code,
-        "dtype": "float32" if model.precision.name == "fp32" else "bfloat16",
-        "seed": seed,
-        "gpu_memory_utilization": model.memory_share,
+        "trust_remote_code": given.trust_remote_code,
+        "dtype": "float32" if given.precision.name == "fp32" else "bfloat16",
+        "seed": given.seed,
+        "gpu_memory_utilization": given.memory_share,
         "max_model_len": max_model_len,
         "generation_config": "vllm",  # the model's own defaults are not ours
         "disable_log_stats": True,
     }
-    if model.rows is not None:
-        arguments["max_num_seqs"] = model.rows
-    if model.adapter is not None:
-        rank = next((rank for rank in _LORA_RANKS if rank >= model.adapter_rank), model.adapter_rank)
+    if given.rows is not None:
+        arguments["max_num_seqs"] = given.rows
+    if given.adapter is not None:
+        rank = next((rank for rank in _LORA_RANKS if rank >= given.adapter_rank), given.adapter_rank)
         arguments |= {"enable_lora": True, "max_lora_rank": rank}
     engine = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**arguments))
     try:

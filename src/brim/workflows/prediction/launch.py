@@ -31,7 +31,6 @@ from brim.infer.engines import (
     Smaller,
     StaticEngine,
     VllmEngine,
-    VllmModel,
 )
 from brim.memory.devices import budget_of, device_at_hand, settle_heap
 from brim.memory.generation import peak_passes
@@ -317,18 +316,20 @@ def vllm_engine(session: Session, *, rows: int | None) -> VllmEngine:
     config = session.config
     adapter = _adapter(session)
     _require_plain_weights(session, adapter)
-    model = VllmModel(
+    settings = settings_of(session, _stored_generation(session))
+    return VllmEngine(
         folder=str(session.folder.path),
         precision=precision(config.precision),  # type: ignore[arg-type]  # resolved: no `auto`
         device=session.device,
         memory_share=_memory_share(session),
+        settings=settings,
+        seed=config.random_seed,
+        constraint=constraint_of(session, settings),
         adapter=None if adapter is None else adapter.path,
         adapter_rank=0 if adapter is None else adapter.settings.r,
         trust_remote_code=config.trust_remote_code,
         rows=rows,
     )
-    settings = settings_of(session, _stored_generation(session))
-    return VllmEngine(model, settings=settings, seed=config.random_seed, constraint=constraint_of(session, settings))
 
 
 def _memory_share(session: Session) -> float:
