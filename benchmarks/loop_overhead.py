@@ -46,14 +46,13 @@ from brim.session import Session, open_session
 from brim.train import (
     CheckpointStore,
     Loop,
-    MetricsLog,
     Observers,
     Record,
     RunLength,
-    TensorBoardLog,
     TrainState,
     build_job,
 )
+from brim.train.logs import MetricsLog, TensorBoardLog
 
 GOAL = 1.03
 LEARNING_RATE = 1e-3

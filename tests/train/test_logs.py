@@ -13,9 +13,9 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from brim.batching import MicroBatch
 from brim.errors import WriteError
-from brim.train import Curve, MetricsLog, Peak, RunFigures, TensorBoardLog
+from brim.train import Curve, Peak, RunFigures
 from brim.train.figures import MOST_POINTS
-from brim.train.logs import Peaks
+from brim.train.logs import MetricsLog, Peaks, TensorBoardLog
 
 
 def lines(path):

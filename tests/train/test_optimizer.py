@@ -15,7 +15,7 @@ from torch import nn
 from brim.batching import BatchSchedule
 from brim.config import DeviceFacts, load_config, resolve
 from brim.errors import ConfigError
-from brim.train import LearningRate, build_optimizer, states_in_32_bits
+from brim.train import LearningRate, build_optimizer
 from brim.train.checkpoint import optimizer_state, restore_optimizer
 from brim.train.optimizer import FixedBetas, MovingBeta2, require_room, update_rates
 
@@ -370,14 +370,6 @@ def test_states_have_8_bits_from_the_given_size_on_and_stay_near(name):
         moved = (exact - first).norm()
         assert moved > 0
         assert (near - exact).norm() < 0.25 * moved
-
-
-def test_weights_that_keep_32_bit_states_are_counted():
-    parameters = list(small_net().parameters())
-    line = states_in_32_bits(settings({"type": "adamw_8bit", "min_8bit_size": 64}), parameters)
-    assert line.startswith("adamw_8bit: 2 of 4 trained weights, 34 elements in all, have fewer than 64 elements and")
-    assert states_in_32_bits(settings({"type": "adamw_8bit", "min_8bit_size": 2}), parameters) is None
-    assert states_in_32_bits(settings("adamw"), parameters) is None
 
 
 def test_paged_states_are_refused_where_there_are_none():

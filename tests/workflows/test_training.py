@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from tests.gallery import sums
 from tests.integration.conftest import steps, told
 from tests.workflows.planned_run import assert_same_weights, of, plan_of, settings, stopped, train
@@ -19,6 +20,7 @@ from brim.config import load_config
 from brim.errors import Problem
 from brim.memory import UntraceableError
 from brim.memory.devices import Budget
+from brim.workflows.training.training import states_in_32_bits
 
 pytestmark = pytest.mark.run
 DROPOUT = {"adapter": {"type": "lora", "dropout": 0.2}}
@@ -321,6 +323,21 @@ def test_a_run_that_left_its_sizes_open_goes_on_with_its_own(tiny_base, tmp_path
     assert of(run, "effective_batch_size") == [1] * 7
     assert "trainer.effective_batch_size: 1 (as the run was started)" in said
     assert load_config(run / "config.yaml").config.trainer.effective_batch_size == 1
+
+
+def test_weights_that_keep_32_bit_states_are_counted(tiny_base):
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in (64, 32, 128, 2)]
+    for optimizer, line in (
+        (
+            {"type": "adamw_8bit", "min_8bit_size": 64},
+            "adamw_8bit: 2 of 4 trained weights, 34 elements in all, have fewer than 64 elements and keep 32-bit "
+            "states (trainer.optimizer.min_8bit_size)",
+        ),
+        ({"type": "adamw_8bit", "min_8bit_size": 2}, None),
+        ("adamw", None),
+    ):
+        trainer = load_config(config_of(tiny_base, optimizer=optimizer)).config.trainer
+        assert states_in_32_bits(trainer.optimizer, parameters) == line
 
 
 def test_a_run_of_the_largest_batch_keeps_its_number_whatever_memory_is_there_then(tiny_base, tmp_path):

@@ -16,15 +16,13 @@ from .gradient import MicroBatchPass as MicroBatchPass
 from .job import (
     build_job as build_job,
     export_model as export_model,
-    rows_digest as rows_digest,
     stopping_of as stopping_of,
 )
-from .logs import MetricsLog as MetricsLog, Peak as Peak, TensorBoardLog as TensorBoardLog
+from .logs import Peak as Peak, RunLogs as RunLogs
 from .loop import Loop as Loop, interruption as interruption, stop_request as stop_request
 from .optimizer import (
     LearningRate as LearningRate,
     build_optimizer as build_optimizer,
-    states_in_32_bits as states_in_32_bits,
 )
 from .run_folder import RunFolder as RunFolder, package_versions as package_versions
 from .schedule import RunLength as RunLength

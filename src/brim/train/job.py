@@ -5,9 +5,8 @@ The model that a run ends with is written as PEFT and transformers open it.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -138,18 +137,6 @@ def measure_every(trainer: FinetuneTrainer) -> int | None:
     if trainer.noise_scale_every is not None or trainer.batch_adaptation is None:
         return trainer.noise_scale_every
     return MEASURED_EVERY
-
-
-def rows_digest(splits: Iterable[TokenRows]) -> str:
-    """Return a digest of all that the loop sees of the rows, so that a run is not continued on other data."""
-    digest = hashlib.sha256()
-    for rows in splits:
-        digest.update(len(rows).to_bytes(8, "little"))
-        for row in rows:
-            digest.update(len(row.input_ids).to_bytes(8, "little"))
-            digest.update(row.input_ids.tobytes())
-            digest.update(row.supervised.tobytes())
-    return digest.hexdigest()
 
 
 Metrics: TypeAlias = Mapping[str, float]

@@ -10,8 +10,8 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +22,37 @@ import torch
 from brim.batching import MicroBatch
 from brim.models import peak_bytes
 from brim.storage import make_folder, sync, whole_file, writing
-from brim.train.figures import Record
+from brim.train.figures import Observer, Observers, Record
+from brim.train.run_folder import RunFolder
+from brim.train.schedule import RunLength
+
+
+class RunLogs:
+    """Hold the logs that a run writes, and its observers.
+
+    observer: hears what the logs do. mark: what `sync` gave of metrics.jsonl at the checkpoint that a resumed run goes
+    on from; None for a new run.
+    """
+
+    def __init__(self, run: RunFolder, observer: Observer, *, mark: Mark | None = None) -> None:
+        self.metrics, self.tensorboard = MetricsLog(run.metrics, mark), TensorBoardLog(run.tensorboard)
+        self.observers = Observers([self.metrics, self.tensorboard, observer])
+
+    @contextmanager
+    def open(self, length: RunLength, *, first_step: int) -> Iterator[None]:
+        """Keep the logs open while the run trains from this step on."""
+        try:
+            self.observers.start(
+                first_step=first_step, total_steps=length.total_steps, total_samples=length.total_samples
+            )
+            yield
+        finally:
+            self.observers.close()
+
+    def sync(self) -> dict[str, Any]:
+        """Write the logs to the disk. Return what a checkpoint keeps of them, to recognise them later."""
+        self.tensorboard.sync()
+        return {"metrics": self.metrics.sync()}
 
 
 class Mark(TypedDict):

@@ -7,7 +7,7 @@ multiplied by a factor. Adam's second beta may move with the batch: then it forg
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -267,16 +267,3 @@ def build_optimizer(settings: OptimizerConfig, parameters: Iterable[Parameter]) 
 
     optimizer: Optimizer = getattr(bnb.optim, _OF_BITSANDBYTES[settings.type])(list(parameters), lr=0.0, **keys)
     return optimizer
-
-
-def states_in_32_bits(settings: OptimizerConfig, parameters: Sequence[Parameter]) -> str | None:
-    """Return a line on the weights that are too small for 8-bit states; None where there are none."""
-    least = settings.model_dump().get("min_8bit_size", 0)
-    small = [parameter for parameter in parameters if parameter.numel() < least]
-    if not small:
-        return None
-    elements = sum(parameter.numel() for parameter in small)
-    return (
-        f"{settings.type}: {len(small):,} of {len(parameters):,} trained weights, {elements:,} elements in all, have "
-        f"fewer than {least:,} elements and keep 32-bit states (trainer.optimizer.min_8bit_size)"
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -24,7 +25,6 @@ from brim.train import (
     RunFolder,
     RunLength,
     TrainState,
-    rows_digest,
     stopping_of,
 )
 from brim.units import format_count
@@ -76,7 +76,7 @@ def where_it_stands(
     run: RunFolder, session: Session, prepared: Prepared, *, resume: bool, say: Say
 ) -> tuple[Checkpoint | None, TrainState]:
     """Return the checkpoint to continue from and its state; a fresh state where there is none."""
-    digest = rows_digest(prepared.splits[split] for split in ("train", "validation"))
+    digest = _digest(prepared.splits["train"], prepared.splits["validation"])
     if not resume:
         return None, TrainState(rows_digest=digest)
     checkpoint, refused = CheckpointStore(run.checkpoints).load_newest()
@@ -101,6 +101,18 @@ def where_it_stands(
     checkpoint = _with_length_of(as_before.config, checkpoint, state, prepared.splits["train"], run)
     say(warning(_goes_on(as_before.config, checkpoint, state, prepared.splits["train"], run), topic="run"))
     return checkpoint, state
+
+
+def _digest(*splits: TokenRows) -> str:
+    """Return a digest of all that the loop sees of the rows, so that a run is not continued on other data."""
+    digest = hashlib.sha256()
+    for rows in splits:
+        digest.update(len(rows).to_bytes(8, "little"))
+        for row in rows:
+            digest.update(len(row.input_ids).to_bytes(8, "little"))
+            digest.update(row.input_ids.tobytes())
+            digest.update(row.supervised.tobytes())
+    return digest.hexdigest()
 
 
 def _goes_on(config: Config, checkpoint: Checkpoint, state: TrainState, rows: TokenRows, run: RunFolder) -> str:

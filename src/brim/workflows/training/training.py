@@ -7,35 +7,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
 from brim.config import load_config
-from brim.config.schema import FinetuneTrainer
+from brim.config.schema import FinetuneTrainer, OptimizerConfig
 from brim.data import Prepared, prepare, slip_notes
 from brim.data.read import Data, Source, read
 from brim.data.tokens import TokenRows
 from brim.errors import CheckpointError
 from brim.models import LLM, load_llm, model_note, no_library_warnings, require_trainable, unquantised_experts
-from brim.notes import Note, Say, as_warnings, status, warning
+from brim.notes import Note, Say, status, warning
 from brim.session import Session, choice_notes, open_session, with_choices, with_dataset, with_labels, with_rows
 from brim.storage import write_text, writing
 from brim.train import (
-    Checkpoint,
     CheckpointStore,
     Loop,
-    MetricsLog,
     Observer,
-    Observers,
     RunFolder,
-    RunLength,
-    TensorBoardLog,
+    RunLogs,
     TrainState,
     build_job,
     export_model,
     restore_weights,
-    states_in_32_bits,
     stop_request,
 )
 from brim.units import format_count
@@ -141,7 +136,7 @@ def train(
         length = launched.request.length
         write_head(run, session, prepared, length, launched.record, checkpoint=checkpoint)
         say.keep_in(run, step=state.step)
-        logs = _Logs(run, checkpoint, observer)
+        logs = RunLogs(run, observer, mark=checkpoint.state["logs"]["metrics"] if checkpoint else None)
         evaluated = _splits(trainer, prepared, *(["train"] if trainer.evaluate_training_set else []), "validation")
         in_the_end = _splits(trainer, prepared, "validation", "test")
         splits = {name: prepared.splits[name] for name in dict.fromkeys((*evaluated, *in_the_end))}
@@ -160,14 +155,16 @@ def train(
         # Weights, and states, that keep more bits than were asked for.
         experts = unquantised_experts(llm.model) if session.config.quantization is not None else None
         states = states_in_32_bits(trainer.optimizer, [p for p in llm.model.parameters() if p.requires_grad])
-        for line in as_warnings(filter(None, (experts, states)), topic="run"):
-            say(line)
+        for line in filter(None, (experts, states)):
+            say(warning(line, topic="run"))
         torch.manual_seed(session.config.random_seed)  # a model can have dropout of its own
         if checkpoint is not None:
             store.tidy(state.step, best_step=state.best_step)
             loop.restore(checkpoint, keep_cutter=planned.cutter is not None)
             checkpoint = None  # its tensors would stay in memory for the whole run
-        with logs.open(length, state, run, say):
+        with logs.open(length, first_step=state.step):
+            for line in _on_logs(logs, run):
+                say(line)
             started = time.perf_counter()
             with stop_request() as stop:
                 loop.run(stop)
@@ -192,7 +189,7 @@ def _loop(
     state: TrainState,
     evaluate: Callable[[], dict[str, dict[str, float]]] | None,
     store: CheckpointStore,
-    logs: _Logs,
+    logs: RunLogs,
 ) -> Loop:
     """Build the loop over these rows as it was planned."""
     job = build_job(
@@ -272,34 +269,26 @@ def _loaded(session: Session, say: Say) -> tuple[Session, LLM]:
     return with_choices(session, llm.choices), llm
 
 
-class _Logs:
-    """Hold the logs that a run writes, and its observers."""
+def states_in_32_bits(settings: OptimizerConfig, parameters: Sequence[torch.nn.Parameter]) -> str | None:
+    """Return a line on the weights that are too small for 8-bit states; None where there are none."""
+    least = settings.model_dump().get("min_8bit_size", 0)
+    small = [parameter for parameter in parameters if parameter.numel() < least]
+    if not small:
+        return None
+    elements = sum(parameter.numel() for parameter in small)
+    return (
+        f"{settings.type}: {len(small):,} of {len(parameters):,} trained weights, {elements:,} elements in all, have "
+        f"fewer than {least:,} elements and keep 32-bit states (trainer.optimizer.min_8bit_size)"
+    )
 
-    def __init__(self, run: RunFolder, checkpoint: Checkpoint | None, observer: Observer) -> None:
-        self._metrics = MetricsLog(run.metrics, mark=checkpoint.state["logs"]["metrics"] if checkpoint else None)
-        self._tensorboard = TensorBoardLog(run.tensorboard)
-        self.observers = Observers([self._metrics, self._tensorboard, observer])
 
-    @contextmanager
-    def open(self, length: RunLength, state: TrainState, run: RunFolder, say: Say) -> Iterator[None]:
-        """Keep the logs open while the run trains from this state on."""
-        try:
-            self.observers.start(
-                first_step=state.step, total_steps=length.total_steps, total_samples=length.total_samples
-            )
-            if not self._tensorboard.is_there:
-                say(Note("no TensorBoard files are written: pip install 'brim[tensorboard]'", kind="detail"))
-            if self._metrics.was_damaged:
-                damaged = f"{run.metrics.name} is not what it was when the checkpoint was written"
-                say(warning(f"{damaged}: lines were changed or lost", topic="run"))
-            yield
-        finally:
-            self.observers.close()
-
-    def sync(self) -> dict[str, Any]:
-        """Write the logs to the disk. Return what a checkpoint keeps of them, to recognise them later."""
-        self._tensorboard.sync()
-        return {"metrics": self._metrics.sync()}
+def _on_logs(logs: RunLogs, run: RunFolder) -> Iterator[Note]:
+    """Yield lines on a log that is not written, and on one that is not what it was."""
+    if not logs.tensorboard.is_there:
+        yield Note("no TensorBoard files are written: pip install 'brim[tensorboard]'", kind="detail")
+    if logs.metrics.was_damaged:
+        damaged = f"{run.metrics.name} is not what it was when the checkpoint was written"
+        yield warning(f"{damaged}: lines were changed or lost", topic="run")
 
 
 def _settle_weights(weights: Weights, llm: LLM, store: CheckpointStore, state: TrainState, say: Say) -> None:
