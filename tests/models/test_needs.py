@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import json
 import sys
 
 import pytest
@@ -105,6 +106,9 @@ def refused_by_peft(config):
     return ""
 
 
+STORED = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+
+
 def test_a_quantised_base_needs_an_adapter_to_train_and_none_to_predict(tmp_path):
     folder = write_folder(tmp_path, "llama")
     bits = {"quantization": {"bits": 8}}
@@ -112,6 +116,9 @@ def test_a_quantised_base_needs_an_adapter_to_train_and_none_to_predict(tmp_path
     assert refused(config_for(folder, **bits)).startswith(words)
     for changes in ({**bits, "adapter": "lora"}, {**bits, "trainer": {"type": "none"}}, {"quantization": None}):
         assert not refused(config_for(folder, **changes))
+    stored = {**json.loads((folder / "config.json").read_text()), "quantization_config": STORED}
+    (folder / "config.json").write_text(json.dumps(stored))
+    assert refused(config_for(folder)).startswith(words)
 
 
 WITH_EXPERTS = [name for name, settings in FAMILIES.items() if {"num_experts", "n_routed_experts"} & settings.keys()]

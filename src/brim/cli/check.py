@@ -95,13 +95,13 @@ def check(
 
 def _base_model(config: Config) -> ModelFolder:
     """Return the base model's folder. Raises InputError if the configuration cannot be trained with it."""
-    from brim.models import require_trainable, with_stored_quantization
+    from brim.models import require_trainable
     from brim.models.folders import continued, locate
 
     folder = locate(config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code)
     if config.adapter is not None and config.adapter.pretrained_adapter_weights is not None:
         continued(config.adapter)
-    require_trainable(with_stored_quantization(config, folder), folder)
+    require_trainable(config, folder)
     return folder
 
 

@@ -31,7 +31,7 @@ from brim.config.text import misspelt, show
 from brim.errors import InputError, Problem
 from brim.memory import MOST_GPUS, MOST_MEMORY_BYTES, MOST_ROWS, MOST_TOKENS, Offload
 from brim.memory.events import Phase
-from brim.models import require_trainable, with_stored_quantization
+from brim.models import require_trainable
 from brim.models.folders import locate
 from brim.units import format_bytes, parse_bytes
 
@@ -188,7 +188,7 @@ def _run(request: MemoryRequest, config: Config, notes: Sequence[str]) -> None:
     if request.compare:
         _compare(request, config)
         return
-    require_trainable(with_stored_quantization(config, folder), folder)
+    require_trainable(config, folder)
     if request.measure:
         _measure(request, config)
     else:

@@ -16,6 +16,7 @@ from typing import Any
 from brim.config.schema import Config, FinetuneTrainer
 from brim.errors import ConfigError, Problem
 from brim.models.folders import ModelFolder
+from brim.models.quantization import with_stored_quantization
 from brim.notes import warning
 
 # Of NVIDIA's driver, of Windows' for Linux beside it, and of AMD's, whose GPUs torch calls CUDA devices, too.
@@ -48,16 +49,15 @@ class _Need:
 def require_trainable(config: Config, folder: ModelFolder) -> None:
     """Raise ConfigError where the configuration trains, and this base model cannot be trained so.
 
-    Not a rule of the configuration, since one may still predict.
+    Not a rule of the configuration, since one may still predict. Raises ModelError as `with_stored_quantization` does.
     """
-    adapter = config.adapter
+    adapter, quantization = config.adapter, with_stored_quantization(config, folder).quantization
     if not isinstance(config.trainer, FinetuneTrainer):
         return
-    if adapter is None:
-        if config.quantization is not None:
-            raise ConfigError(_NOTHING_TO_TRAIN)
-        return
-    if not adapter.dropout or adapter.pretrained_adapter_weights is not None:  # its own settings count
+    if adapter is None and quantization is not None:
+        raise ConfigError(_NOTHING_TO_TRAIN)
+    # Of an adapter that is trained further its own settings count.
+    if adapter is None or not adapter.dropout or adapter.pretrained_adapter_weights is not None:
         return
     targets, experts = adapter.target_modules, _targets_that_are_experts(folder.config.get("model_type"))
     named = [targets] if isinstance(targets, str) else targets or ()

@@ -19,7 +19,7 @@ from brim.config import load_config, require_trust_said_again
 from brim.config.schema import Config, FinetuneTrainer
 from brim.data.read import Files, absolute_files
 from brim.errors import BrimError, ConfigError, InputError, OutputError, Problem
-from brim.models import require_trainable, with_stored_quantization
+from brim.models import require_trainable
 from brim.models.folders import continued, locate
 from brim.notes import Note, Say
 from brim.report import curves_plot, listening, save_picture, show
@@ -360,7 +360,7 @@ def _loaded(file: Path, overrides: Sequence[str], *, is_run: bool) -> Config:
     folder = locate(config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code)
     if config.adapter is not None and config.adapter.pretrained_adapter_weights is not None:
         continued(config.adapter)
-    require_trainable(with_stored_quantization(config, folder), folder)
+    require_trainable(config, folder)
     return config
 
 
