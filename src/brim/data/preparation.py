@@ -53,6 +53,11 @@ class Prepared:
     num_spare: int = 0  # rows that may yet be left out by preprocessing.max_dropped_fraction
 
     @property
+    def num_rows(self) -> dict[str, int]:
+        """Return how many rows each split has."""
+        return {split: len(rows) for split, rows in self.splits.items()}
+
+    @property
     def rows(self) -> TokenRows:
         """Return the rows of the only split, in the order of the source."""
         (rows,) = self.splits.values()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import CheckpointError, InputError, OutputError, Problem
-from brim.storage import MANIFEST, finish_replacing, is_half_replaced, make_folder, verified, write_text
+from brim.storage import MANIFEST, finish_replacing, is_half_replaced, make_folder, verified, write_text, writing
 
 _PROBE = ".brim-can-write"
 
@@ -176,7 +176,12 @@ class RunFolder:
             "device": device,
             "packages": package_versions(),
         }
-        write_text(self.environment, json.dumps(environment, indent=1) + "\n")
+        self.write(self.environment, json.dumps(environment, indent=1) + "\n")
+
+    def write(self, path: Path, text: str) -> None:
+        """Write one of the run's files, whole or not at all. Raises WriteError."""
+        with writing(path.name, path):
+            write_text(path, text)
 
     def _put_back(self) -> None:
         """Finish what a kill broke off between the two renames that replace a model, unless a process is training."""

@@ -260,7 +260,7 @@ def evaluate_splits(
         num_steps=0,
         best_step=None,
         metrics=metrics,
-        num_rows={split: len(rows) for split, rows in splits.items()},
+        num_rows=prepared.num_rows,
         seconds=time.perf_counter() - started,
         num_left_out=prepared.ledger.num_left_out(),
     )

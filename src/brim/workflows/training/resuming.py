@@ -17,7 +17,6 @@ from brim.errors import CheckpointError, ConfigError, OutputError, Problem
 from brim.models import device_name
 from brim.notes import Say, warning
 from brim.session import Session, with_choices
-from brim.storage import write_text, writing
 from brim.train import (
     Checkpoint,
     CheckpointStore,
@@ -53,16 +52,14 @@ def write_head(
         "batch_schedule": [asdict(phase) for phase in length.schedule.phases],
         "tokens_per_epoch": int(rows.lengths.sum()),
         "supervised_tokens_per_epoch": int(rows.num_supervised.sum()),
-        "rows": {split: len(split_rows) for split, split_rows in prepared.splits.items()},
+        "rows": prepared.num_rows,
         **planned,
         "choices": [{"key": c.key, "value": c.value, "reason": c.reason} for c in _in_order(session.choices)],
     }
-    for path, text in ((run.plan, json.dumps(plan, indent=1) + "\n"), (run.config, dump(session.config))):
-        with writing(path.name, path):
-            write_text(path, text)
+    run.write(run.plan, json.dumps(plan, indent=1) + "\n")
+    run.write(run.config, dump(session.config))
     if checkpoint is None or not run.environment.exists():
-        with writing(run.environment.name, run.environment):
-            run.write_environment(device=device_name(session.device))
+        run.write_environment(device=device_name(session.device))
     prepared.ledger.write(run.ledger)
 
 

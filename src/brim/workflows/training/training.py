@@ -20,7 +20,6 @@ from brim.errors import CheckpointError
 from brim.models import LLM, load_llm, model_note, no_library_warnings, require_trainable, unquantised_experts
 from brim.notes import Note, Say, status, warning
 from brim.session import Session, choice_notes, open_session, with_choices, with_dataset, with_labels, with_rows
-from brim.storage import write_text, writing
 from brim.train import (
     CheckpointStore,
     Loop,
@@ -66,7 +65,7 @@ def prepared_for(
     source = read(dataset)
     session, slips = with_labels(session, source), slip_notes(session.config, source)
     prepared = prepare(source, session.config, session.encoder, context_length=session.folder.context_length)
-    session = with_rows(session, len(prepared.splits["train"]))
+    session = with_rows(session, prepared.num_rows["train"])
     say(rows_note(prepared))
     for line in [*notes, *choice_notes(session.choices), *slips, *prepared.notes, *prepared.ledger.summary()]:
         say(line)
@@ -243,17 +242,15 @@ def _exported(
 ) -> TrainResult:
     """Write the model and its card."""
     export_trained(llm, session, run)
-    rows = {split: len(rows) for split, rows in prepared.splits.items()}
     base, dataset = session.folder.name, Path(source.name).name
-    card = model_card(session.config, base, dataset, rows=rows, metrics=metrics, state=state)
-    with writing(run.card.name, run.card):
-        write_text(run.card, card)
+    card = model_card(session.config, base, dataset, rows=prepared.num_rows, metrics=metrics, state=state)
+    run.write(run.card, card)
     return TrainResult(
         output_directory=run.path,
         num_steps=state.step,
         best_step=state.best_step,
         metrics=metrics,
-        num_rows=rows,
+        num_rows=prepared.num_rows,
         seconds=seconds,
         num_left_out=prepared.ledger.num_left_out(),
     )
@@ -326,4 +323,4 @@ def _what_went_wrong(loop: Loop, run: RunFolder) -> Iterator[str]:
 
 def _splits(trainer: FinetuneTrainer, prepared: Prepared, *names: str) -> tuple[str, ...]:
     """Return those of the splits that have rows; none where the run evaluates nothing."""
-    return () if trainer.skip_all_evaluation else tuple(name for name in names if len(prepared.splits[name]))
+    return () if trainer.skip_all_evaluation else tuple(name for name in names if prepared.num_rows[name])
