@@ -15,10 +15,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from brim.config import load_config
 from brim.config.schema import LoraConfig
 from brim.errors import ModelError
-from brim.memory.closed_form import Trained, napkin, optimizer_state, settings_of
+from brim.memory.closed_form import napkin, settings_of
 from brim.memory.closed_form.architecture import FAMILIES as KNOWN, read_architecture
 from brim.memory.closed_form.breakdown import stored_bytes
-from brim.memory.closed_form.trained import Arithmetic, Optimizer, kept_in_a_layer, lora_tensors
+from brim.memory.closed_form.trained import (
+    Arithmetic,
+    Optimizer,
+    Trained,
+    kept_in_a_layer,
+    lora_tensors,
+    optimizer_state,
+)
 from brim.memory.workload import stored_dtype
 from brim.models.loss import chunk_rows
 

@@ -14,10 +14,11 @@ from brim.batching import ByLength, ByRows, Surface
 from brim.batching.memory import random_states
 from brim.config import load_config
 from brim.errors import NothingFitsError, OutOfMemoryError
+from brim.memory.closed_form import counted_state_bytes
 from brim.session import say_nothing
 from brim.train import build_optimizer
 from brim.train.optimizer import FixedBetas
-from brim.workflows.training.launch import counted_state_bytes, launch
+from brim.workflows.training.launch import launch
 
 pytestmark = pytest.mark.run
 NO_LIMIT = 10**9

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from brim.config import accumulates
 from brim.config.schema import Config, FinetuneTrainer, LoraConfig
@@ -27,6 +27,9 @@ from brim.memory.closed_form.trained import (
     optimizer_state,
 )
 from brim.memory.events import Category, Phase
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Moment: TypeAlias = Literal["load", "loss", "backward begins", "backward ends", "update", "prefill", "decode"]
 
@@ -360,7 +363,7 @@ def settings_of(
         arithmetic=arithmetic,
         new_tokens=config.generation.max_new_tokens or 0,
         lora=config.adapter,
-        optimizer=None if trainer is None else optimizer_of(trainer),
+        optimizer=None if trainer is None else _optimizer_of(trainer),
         checkpointing=trainer is not None and trainer.enable_gradient_checkpointing is True,
         accumulates=trainer is not None and accumulates(trainer),
         attention="sdpa" if attention == "auto" else attention,  # which all but a few architectures have
@@ -396,7 +399,18 @@ def _data_types(config: Config, base_config: Mapping[str, Any], *, is_frozen: bo
     return Arithmetic(compute_bytes=2, residual_bytes=2 if is_one_dtype else 4, autocast=True), element_bytes
 
 
-def optimizer_of(trainer: FinetuneTrainer) -> Optimizer:
+def counted_state_bytes(trainer: FinetuneTrainer, model: nn.Module) -> int:
+    """Return the bytes of the optimizer's state in closed form, for a model that cannot be traced."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad and weight.numel()]
+    tensors = [
+        Trained(rows=weight.shape[0] if weight.ndim else 1, columns=weight[:1].numel() if weight.ndim else 1, count=1)
+        for weight in trained
+    ]
+    element_bytes = max((weight.element_size() for weight in trained), default=0)
+    return optimizer_state(_optimizer_of(trainer), tensors, element_bytes=element_bytes).num_bytes
+
+
+def _optimizer_of(trainer: FinetuneTrainer) -> Optimizer:
     """Return the update rule that a configuration asks for."""
     keys = trainer.optimizer.model_dump()
     return Optimizer(

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from brim.batching import ByLength, ByRows, Costs, Cutter, MicroBatch, Shape
 from brim.batching.memory import (
@@ -31,9 +30,8 @@ from brim.batching.memory import (
     peak_meter,
     standing_for,
 )
-from brim.config.schema import FinetuneTrainer
 from brim.errors import OutOfMemoryError
-from brim.memory.closed_form import Trained, optimizer_of, optimizer_state
+from brim.memory.closed_form import counted_state_bytes
 from brim.memory.devices import Budget
 from brim.models import LLM
 from brim.notes import Say
@@ -368,14 +366,3 @@ class Trial:
     def _forward_backward(self, rows: NDArray[np.intp]) -> None:
         self._llm.model.train()
         self._pass(self._rows.take(rows), max(int(self._rows.num_supervised[rows].sum()), 1), step=0)
-
-
-def counted_state_bytes(trainer: FinetuneTrainer, model: nn.Module) -> int:
-    """Return the bytes of the optimizer's state in closed form, for a model that cannot be traced."""
-    trained = [weight for weight in model.parameters() if weight.requires_grad and weight.numel()]
-    tensors = [
-        Trained(rows=weight.shape[0] if weight.ndim else 1, columns=weight[:1].numel() if weight.ndim else 1, count=1)
-        for weight in trained
-    ]
-    element_bytes = max((weight.element_size() for weight in trained), default=0)
-    return optimizer_state(optimizer_of(trainer), tensors, element_bytes=element_bytes).num_bytes

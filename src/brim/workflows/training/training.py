@@ -17,6 +17,7 @@ from brim.data import Prepared, prepare, slip_notes
 from brim.data.read import Data, Source, read
 from brim.data.tokens import TokenRows
 from brim.errors import CheckpointError
+from brim.memory.closed_form import counted_state_bytes
 from brim.models import LLM, load_llm, model_note, no_library_warnings, require_trainable, unquantised_experts
 from brim.notes import Note, Say, status, warning
 from brim.session import Session, choice_notes, open_session, with_choices, with_dataset, with_labels, with_rows
@@ -43,7 +44,7 @@ from brim.workflows.runs import (
     template_texts,
     with_day_of_run,
 )
-from brim.workflows.training.launch import Launched, counted_state_bytes
+from brim.workflows.training.launch import Launched
 from brim.workflows.training.planning import plan_of_run, rows_note
 from brim.workflows.training.resuming import as_begun, where_it_stands, write_head
 
