@@ -1,7 +1,7 @@
 __version__: str
 
 from .batching import AdaptiveStep as AdaptiveStep
-from .batching.memory import Found as Found, Probe as Probe, Prober as Prober, find_batch_size as find_batch_size
+from .batching.memory import Probe as Probe, Prober as Prober, find_batch_size as find_batch_size
 from .errors import (
     BrimError as BrimError,
     CheckpointError as CheckpointError,
@@ -14,7 +14,6 @@ from .errors import (
     OutOfMemoryError as OutOfMemoryError,
     OutputError as OutputError,
     ProbeError as ProbeError,
-    Problem as Problem,
     WriteError as WriteError,
 )
 from .memory import MemoryPrediction as MemoryPrediction, predict_memory as predict_memory
