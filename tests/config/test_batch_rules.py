@@ -1,7 +1,5 @@
 """Batch arithmetic, by example and by an oracle; a batch that moves; and how steps of a batch are written."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from hypothesis import given, strategies as st

@@ -1,7 +1,5 @@
 """What loading accepts, with what it refuses; overrides; files that are none; whose word counts; and any mutation."""
 
-from __future__ import annotations
-
 import copy
 import datetime
 import itertools

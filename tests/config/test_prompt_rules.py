@@ -1,7 +1,5 @@
 """What a prompt's keys ask of each other; categories; and the label that a text stands for."""
 
-from __future__ import annotations
-
 from time import process_time
 
 import pytest

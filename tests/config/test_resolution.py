@@ -1,7 +1,5 @@
 """Every automatic choice is a value and a reason."""
 
-from __future__ import annotations
-
 from tests.config.conftest import CPU, choices_of
 from tests.messages import refused
 

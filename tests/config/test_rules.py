@@ -1,7 +1,5 @@
 """Values that are fine alone and contradict each other, section by section."""
 
-from __future__ import annotations
-
 import datetime
 
 import pytest

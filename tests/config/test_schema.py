@@ -1,7 +1,5 @@
 """The schema agrees with the libraries whose keys it takes over, explains every key, and so does the page of all keys."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -1,7 +1,5 @@
 """The grammar of prompt templates, the template that a prompt section stands for, and patterns that end."""
 
-from __future__ import annotations
-
 import re
 import time
 

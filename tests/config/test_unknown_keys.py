@@ -1,7 +1,5 @@
 """Keys that brim does not know: misspelt ones, Ludwig's that are not supported yet, and other tools'."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

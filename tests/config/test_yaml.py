@@ -1,7 +1,5 @@
 """YAML as values with places, and YAML that is none; what is written loads back, and holds no secret."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, strategies as st
 from tests.config.conftest import CPU

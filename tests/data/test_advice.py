@@ -1,7 +1,5 @@
 """What is advised on rows: repeated ones, leaks, lengths, ends, separators, characters, conversations."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

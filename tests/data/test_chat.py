@@ -1,7 +1,5 @@
 """Cells as conversations, everything that is none, and rows with conversations from the data to tokens."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa

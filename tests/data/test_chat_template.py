@@ -1,7 +1,5 @@
 """Templates: what they reach, where they stand, and conversations as text, against transformers."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import re

@@ -1,7 +1,5 @@
 """A csv file as programs write it: what stands in it comes out, each row on its line; its form is recognised, and told."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Several files as one data set, data sets of `datasets`, and large data on disk, equal to what small data would be."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """Labels: those that the data has, unknown and misspelt ones; and texts beyond what is tokenized."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from ruamel.yaml import YAML

@@ -1,7 +1,5 @@
 """Rows that cannot be used: an error with their places, or entries of the ledger, as a file and as lines for people."""
 
-from __future__ import annotations
-
 import pyarrow.parquet as pq
 import pytest
 from tests.messages import refused, says

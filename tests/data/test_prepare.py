@@ -1,7 +1,5 @@
 """From data and a configuration to prompts, to token rows, and to what `brim check` tells, with all that happened."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import json

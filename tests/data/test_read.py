@@ -1,7 +1,5 @@
 """Every kind of source gives the same table, what is wrong is told with its place, and mixed columns are text."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

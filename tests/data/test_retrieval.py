@@ -1,7 +1,5 @@
 """Examples in prompts: which rows may be examples, how they are chosen, and never the row's own."""
 
-from __future__ import annotations
-
 import datetime
 import importlib.util
 import json

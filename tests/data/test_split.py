@@ -1,7 +1,5 @@
 """Splits: exact counts, the same on every machine, and nothing lost."""
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 

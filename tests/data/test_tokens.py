@@ -1,7 +1,5 @@
 """Tokenizers, the tokens of rows and labels, their tables, their order, and their tensors."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

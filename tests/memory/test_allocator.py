@@ -1,7 +1,5 @@
 """The simulated allocator: sequences by hand, a second implementation, invariants, settings, whole streams."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, strategies as st

@@ -1,7 +1,5 @@
 """Stand-ins for bitsandbytes' layers, models and optimizers against the real ones on this machine, and by hand."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """How many bytes a run may take, and why: by configuration, on a device at hand, on a CPU."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Architectures read, activations counted, and the napkin's sums, against real models and by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

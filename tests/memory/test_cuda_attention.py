@@ -3,8 +3,6 @@
 B=2 rows, H=8 heads, T=160 tokens, D=64.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.memory.traced import Births

@@ -1,7 +1,5 @@
 """What CUDA does otherwise than a CPU: casts, accumulation, temporaries, lists of tensors, whole models."""
 
-from __future__ import annotations
-
 import warnings
 from contextlib import nullcontext
 from itertools import product

@@ -1,7 +1,5 @@
 """The catalogue of GPUs, by name and by memory, and the speeds of its devices."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from types import SimpleNamespace

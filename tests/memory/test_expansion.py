@@ -1,7 +1,5 @@
 """What is expanded from a few recorded layers or tokens is what all of them do: every event, its size and place."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

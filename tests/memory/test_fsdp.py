@@ -1,7 +1,5 @@
 """The stream of one rank: by hand, against what fully_shard holds on two processes, and in predictions."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from functools import partial

@@ -1,7 +1,5 @@
 """Storages of hand-made operators and of a micro-batch: against real tensors, and closed forms, to the byte."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from itertools import accumulate

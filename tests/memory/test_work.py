@@ -1,7 +1,5 @@
 """Work of operators by hand, and of a micro-batch against closed forms, PyTorch's own counter, and all layers."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

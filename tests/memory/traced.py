@@ -1,7 +1,5 @@
 """Streams of configurations' phases from few recorded layers or from all, and a small second recorder."""
 
-from __future__ import annotations
-
 import weakref
 from contextlib import contextmanager, nullcontext
 from unittest.mock import patch

@@ -1,7 +1,5 @@
 """A plan made by hand: LoRA on a T4, where the longest row fits only with the loss in chunks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from brim.batching import Costs, Surface

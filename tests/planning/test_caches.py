@@ -1,7 +1,5 @@
 """What planning keeps between runs: entries, traces, plans, and what measured peaks say."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -1,7 +1,5 @@
 """What a way costs: its cap, its cut of an epoch and its time, by hand; and which way is taken."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

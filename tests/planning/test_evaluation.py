@@ -1,7 +1,5 @@
 """What scoring takes, from a few traces and by a closed form, and the cut of rows that are scored."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What generation takes for every shape from a few traces, its waves under a cap, and its engine."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import astuple, replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The peak of every shape from a few samples or traces, and what the allocator needs beyond it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

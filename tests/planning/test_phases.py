@@ -1,7 +1,5 @@
 """Phases of a run: what they take, by hand and against runs that are walked, and faults found before the run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

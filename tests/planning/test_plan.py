@@ -1,7 +1,5 @@
 """A plan: lengths, notes, the rows of a probe, JSON and back."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
