@@ -113,9 +113,6 @@ def test_the_default_holds_where_no_key_says_how_many_rows_make_an_update():
     assert found == BatchSizes(effective_rows=None, micro_batch_rows=None, accumulation_steps=None)
 
 
-# A batch that moves
-
-
 def grow(epoch, current_batch_size):
     return current_batch_size
 
@@ -273,9 +270,6 @@ def test_notes_on_what_has_no_effect(finetune):
     ]:
         (note,) = load_config(finetune(**{"effective_batch_size": 8, "epochs": 4, **keys})).notes
         assert says(note, words), note
-
-
-# Steps as text
 
 
 def test_what_tables_of_steps_say():

@@ -169,9 +169,6 @@ def test_keys_without_effect_are_noted(minimal, file):
     assert loaded.config.trainer.learning_rate_scheduler.decay_fraction == 0.2
 
 
-# Overrides
-
-
 def test_overrides_set_values_and_make_sections(minimal):
     source = minimal(adapter="lora")
     overrides = ["trainer.type=finetune", "trainer.epochs=2", "trainer.epochs = 3", "trainer.gradient_clipping=null"]
@@ -223,9 +220,6 @@ def test_overrides_come_after_the_file_and_what_cannot_be_read_hides_nothing(fil
         load_config(file(text), ("random_seed=x", "precision=y"))
     with refused(base, precision, "override random_seed: not an override"):
         load_config(file("base_model: 3\n"), ("random_seed", "precision=y"))
-
-
-# Files that are no configuration
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_read(file):
@@ -300,9 +294,6 @@ def test_data_given_as_the_configuration_is_told_as_data_with_the_command(proble
         assert not any("this is data" in each for each in problems("c.json"))
 
 
-# A run's folder does not decide that code runs here
-
-
 def test_a_runs_trust_and_function_must_be_said_again_where_it_counts(minimal):
     where, key = Path("run/config.yaml"), "trainer.batch_increase_function"
     trainer = {"type": "finetune", "effective_batch_size": 8, "batch_increase_function": "evil:grow"}
@@ -319,8 +310,6 @@ def test_a_runs_trust_and_function_must_be_said_again_where_it_counts(minimal):
         with refused(*words) if words else nullcontext():
             require_trust_said_again(config, overrides, where, begins=begins)
 
-
-# Whatever is done to a valid configuration, it loads or is refused with a place
 
 VALID = {
     "model_type": "llm", "base_model": "model", "backend": {"type": "local"},

@@ -48,8 +48,6 @@ def test_prompts_that_are_accepted_and_a_type_without_a_number_asks_for_one_exam
         assert read.num_examples == num_examples
 
 
-# Categories
-
 MATCH = {
     "positive": {"type": "contains", "value": "positive"},
     "neutral": {"type": "regex", "value": r"\bneutral\b"},
@@ -204,8 +202,6 @@ def test_ten_times_the_labels_take_no_hundred_times_as_long():
 
     assert cpu_s(3000) < 35 * cpu_s(300)
 
-
-# The label that a text stands for
 
 SPOKEN = {
     "positive": {"type": "contains", "value": "Positive"},

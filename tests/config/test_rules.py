@@ -107,8 +107,6 @@ def test_a_cut_by_length_may_be_spelled_out_and_a_search_without_a_choice_is_tol
     assert says(note, "trainer.batch_search: … no effect, trainer.batch_size decides")
 
 
-# Memory
-
 NO_BUDGETS = [
     14, "14", 1.5, 15_000_000_000, "90%", "0.9", -1, "-2 GiB", 0, "0 GiB", 10**30, "9" * 400 + " GiB",
     "2000000 TiB", "auot", "much", True, None, [],
@@ -125,9 +123,6 @@ def test_a_budget_and_a_margin_of_memory(minimal, refusals):
     refusals("budgets.txt", lambda value: load_config(minimal(memory={"budget": value})), NO_BUDGETS)
     with refused("memory.margin: … is 1 … below 1 such as 0.05 … nothing would be left; set 0.05"):
         load_config(minimal(memory={"margin": 1}))
-
-
-# Quantization
 
 
 def test_keys_of_other_bits_are_noted(minimal):
@@ -150,9 +145,6 @@ def test_what_comes_quantised_is_held_to_the_same_rules(minimal):
     in_16_bits = config.model_copy(update={"precision": "bf16-true"})  # with trained weights come biases, too
     with refused("… bias_type all trains biases, and precision bf16-true has them in 16 bits", by=ConfigError):
         resolve(in_16_bits, CPU)
-
-
-# Conversations
 
 
 def chat(value, **keys):

@@ -67,9 +67,6 @@ def test_the_json_schema_allows_bare_types_and_tells_types_apart():
     assert definitions["HashSplit"]["required"] == ["column", "type"]
 
 
-# The page of all keys
-
-
 def test_the_example_loads_and_every_key_is_on_the_page(file):
     assert load_config(file(EXAMPLE)).notes == ()
     page = reference_page()

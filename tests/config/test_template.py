@@ -64,9 +64,6 @@ def test_rendering_agrees_with_str_format_where_both_are_safe(pieces):
     assert Template.parse(template).render(values) == template.format(**values)
 
 
-# The template that a prompt section stands for
-
-
 def config_of(**prompt):
     return Config.model_validate({"base_model": "m", "prompt": prompt})
 
@@ -111,9 +108,6 @@ def test_the_columns_that_a_prompt_reads():
     ]:
         config = Config.model_validate({"base_model": "m", "input_features": [feature], "prompt": prompt})
         assert prompt_columns(config) == columns
-
-
-# Several inputs
 
 
 def tickets(**keys):
@@ -173,8 +167,6 @@ def test_labels_stand_in_the_prompt_as_they_are_and_a_text_has_none():
     with refused("prompt.template: … {__labels__}, … is a text … output_features.0.type: category"):
         load_config(tickets(output_features=text, prompt={"template": "{__labels__} {Betreff}"}))
 
-
-# Regular expressions that end, and those that may not
 
 UNSLOTH = (
     r"(?:.*?(?:language|text).*?(?:self_attn|attention|attn|mlp|feed_forward|ffn|dense).*?"

@@ -65,8 +65,6 @@ def test_a_slip_of_the_keyboard():
     assert misspelt("Fine-Tune", (*names, "fine_tune")) == "fine_tune"
 
 
-# Ludwig's
-
 SECTIONS = {
     "trainer": {"type": "finetune"}, "adapter": {"type": "lora"}, "backend": {"type": "local"}, "quantization": {"bits": 8},
 }  # fmt: skip
@@ -107,8 +105,6 @@ def test_every_value_of_ludwigs_that_is_not_supported_is_named(minimal):
                 with refused(words):
                     load_config(with_key(minimal, entry.key, given))
 
-
-# Other tools'
 
 IDLE = "asks for nothing that brim does not do anyway: it can be removed"  # said in a note; the key is accepted
 AXOLOTL = """

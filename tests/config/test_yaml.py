@@ -65,9 +65,6 @@ def test_aliases_of_aliases_do_not_explode():
         read_yaml("\n".join(lines), "f")
 
 
-# What is written
-
-
 def _source(**keys):
     return {
         "base_model": "model",
@@ -136,9 +133,6 @@ def test_any_text_and_number_comes_back(tmp_path_factory, name, template, fill, 
     path = tmp_path_factory.mktemp("dump") / "config.yaml"
     if "***" not in dump(config, path):
         assert load_config(path).config == config
-
-
-# Secrets
 
 
 def test_secrets_are_masked_and_what_is_none_stays():

@@ -105,8 +105,6 @@ def test_memory_runs_out_when_nothing_can_be_given_back_or_at_a_fraction_of_the_
     assert allocator.reserved_bytes == 50 * MIB
 
 
-# Against the second implementation, and invariants
-
 sizes = st.one_of(
     st.integers(1, 4 * KIB),
     st.integers(1, MIB + KIB),
@@ -234,9 +232,6 @@ def test_a_step_that_repeats_reserves_nothing_new(step, expandable):
     assert figures(allocator) == (0, reserved[1])
 
 
-# Whole streams
-
-
 def stream_of(*steps):
     """("weights", bytes) is a birth, an integer the death of that storage."""
     stream = EventStream()
@@ -291,9 +286,6 @@ def test_on_a_cpu_what_is_freed_is_gone_and_nothing_is_rounded():
     replayed = replay(stream_of(("weights", 1), ("temporary", 1_000_001), 0, 1), Heap())
     assert replayed.allocated_bytes.tolist() == replayed.reserved_bytes.tolist() == [1, 1_000_002, 1_000_001, 0]
     assert replayed.live_bytes["weights"].tolist() == [1, 1, 0, 0]
-
-
-# PYTORCH_ALLOC_CONF, compared with the parser of the installed PyTorch
 
 
 def test_every_setting_is_read():

@@ -45,8 +45,6 @@ require_bitsandbytes()
 
 from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt  # noqa: E402
 
-# Layers
-
 
 def real_4bit(shape, *, double_quant=True, kind="nf4", bias=False):
     settings = {"compute_dtype": torch.bfloat16, "compress_statistics": double_quant, "quant_type": kind}
@@ -208,8 +206,6 @@ def test_an_8bit_layer_keeps_its_input_until_the_graph_is_dropped():
             assert births.live_bytes == 0 < kept
 
 
-# Models
-
 FOUR = QuantizationConfig(bits=4, bnb_4bit_compute_dtype="bfloat16")
 EIGHT = QuantizationConfig(bits=8)
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100}
@@ -307,9 +303,6 @@ def test_a_7b_model_in_4_bits_leaves_what_was_measured_on_an_a100():
     assert 0 <= measured - (weights + adapter + workspaces + batch) < 32 * 1024  # the rest: scalars of the loop
 
 
-# Loading
-
-
 @ARCHITECTURES
 @pytest.mark.parametrize("settings", [FOUR, EIGHT, None])
 def test_the_block_before_loading_is_transformers_own_and_loading_leaves_the_models_tensors(architecture, settings):
@@ -384,9 +377,6 @@ def test_the_block_leaves_room_on_a_small_device_and_weights_come_in_the_order_o
     assert [tensor.name for tensor in in_checkpoint_order(tensors)] == [names[number] for number in (3, 4, 2, 1, 0)]
 
 
-# Loading put into a recorded stream
-
-
 def recorded(model):
     """A load in the model's order, then a forward pass that gives birth and death to one storage."""
     stream = EventStream()
@@ -438,8 +428,6 @@ def test_a_bias_is_cast_once_and_not_in_every_step(tmp_path, bits):
         # Without an optimizer's state steps are alike, but for a block that each 8-bit layer keeps of its first pass.
         assert second - first == (5 * 7 * 512 if bits == 8 else 0), device
 
-
-# Optimizers
 
 TYPES = [
     section.model_fields["type"].default

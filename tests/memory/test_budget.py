@@ -26,8 +26,6 @@ from brim.memory.devices.budget import (
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
-# By configuration
-
 
 def decided(*, limits=((16 * GIB, "T4 has 16.0 GiB"),), outside=GIB, least_margin=7, **asked):
     return decide(
@@ -92,8 +90,6 @@ def test_margins_say_their_cause():
         assert returns_at_once({"MALLOC_MMAP_THRESHOLD_": value}) is (pinned and sys.platform == "linux")
 
 
-# On a GPU at hand; CUDA's answers are made up
-
 T4 = replace(find_device("t4"), memory_bytes=15 * GIB)
 
 
@@ -156,9 +152,6 @@ def test_every_job_of_a_model_lifts_the_limit(card, monkeypatch):
         assert card.fraction == 1.0, method
 
 
-# On a CPU; files as Linux writes them
-
-
 def test_a_cpu_has_what_is_there_beside_the_process():
     budget = budget_of(MemoryConfig(budget=1.0), cpu_device(), is_at_hand=True)
     assert 0 < budget.reserved_bytes < budget.limit_bytes <= cpu_device().memory_bytes
@@ -217,9 +210,6 @@ def test_a_system_that_does_not_tell_bounds_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: NO_LIMIT)
     assert cpu_limits(tmp_path) == []
     assert resident_bytes(tmp_path) is None
-
-
-# Freed blocks of the C library go back to the system
 
 
 CODE = """

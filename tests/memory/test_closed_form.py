@@ -37,7 +37,6 @@ def public(name):
 LLAMA, MISTRAL = public("meta-llama--Llama-2-7b-hf"), public("mistralai--Mistral-7B-v0.1")
 N = 6_738_415_616  # parameters of Llama 2 7B
 
-# Parameters counted from config.json, against the models that transformers builds.
 
 HEADS = {**SMALL, "head_dim": 16}
 TINY = {
@@ -87,8 +86,6 @@ def test_what_a_config_json_may_say():
     ):
         assert stored_bytes(config) == stored_dtype(SimpleNamespace(config=config)).itemsize == num_bytes
 
-
-# The rule of what a layer keeps, against what autograd saves of real models.
 
 ROWS, TOKENS = 2, 32
 WIDE = {**SMALL, "hidden_size": 64, "intermediate_size": 176}
@@ -161,9 +158,6 @@ def test_dropout_adds_its_mask_of_a_byte():
     (adapter,) = (part for part in parts if part.name == "adapter")
     assert adapter.bytes_per_token == (64 + 176) * 4 + 2 * 8 * 4 + 64 + 176
     assert adapter.formula == "240 × 4 B + 2 × 8 × 4 B + 240 × 1 B"
-
-
-# The napkin's sums, with figures that can be checked by hand.
 
 
 def worked(base, phase="train", rows=1, tokens=2048, world_size=1, chunked_loss=False, **keys):

@@ -19,8 +19,6 @@ HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 AMPERE, TURING = CudaTarget(compute_capability=(8, 0)), CudaTarget(compute_capability=(7, 5))
 A100 = CudaTarget(compute_capability=(8, 0), multiprocessors=108)
 
-# The conditions of sdp_utils.cpp
-
 
 def call(dtype=BRAIN, heads=8, kv_heads=8, queries=64, keys=64, dim=64, value_dim=None, **changes):
     query = (2, heads, queries, dim)
@@ -58,6 +56,7 @@ def call(dtype=BRAIN, heads=8, kv_heads=8, queries=64, keys=64, dim=64, value_di
     ids=lambda value: value if isinstance(value, str) else None,
 )  # fmt: skip
 def test_the_kernel_is_the_first_that_can(why, sm, expected, given):
+    """By the conditions of sdp_utils.cpp."""
     assert choose(given, CudaTarget(compute_capability=sm, torch_version=(2, 13))) == expected
 
 
@@ -67,8 +66,6 @@ def test_the_choice_by_release():
     assert choose(call(), CudaTarget(compute_capability=(9, 0), torch_version=(2, 10))) == "flash"
     assert choose(grouped, CudaTarget(compute_capability=(8, 0), torch_version=(2, 14))) == "efficient"
 
-
-# PyTorch's kernels
 
 B, H, T, D = 2, 8, 160, 64
 ROUNDED = 256  # T, in blocks of 128
@@ -167,9 +164,6 @@ def test_dropout_keeps_a_boolean_mask():
         assert sum(none.sizes) <= 4000
 
 
-# Workspaces
-
-
 def test_the_kernel_that_takes_the_head_dimension():
     for head_dim, half, sm, (queries, keys, widest) in (
         (32, True, (8, 0), (64, 64, 32)),
@@ -212,8 +206,6 @@ def test_one_token_of_32_heads_over_4096_keys_is_split_but_with_dropout_and_on_u
     assert split_buffers(1, 32, 1, 4096, 128, dropout=0.1, like=like, target=A100) == ()
     assert split_buffers(1, 32, 1, 4096, 128, dropout=0.0, like=like, target=AMPERE) == ()
 
-
-# The flash-attn package
 
 N = B * T
 

@@ -32,8 +32,6 @@ FAKE = pytest.mark.usefixtures("fake")
 TARGET = CudaTarget(compute_capability=(8, 0))
 LOW = torch.bfloat16
 
-# CPU autocast with CUDA's lists, on real tensors: dtypes, values and what is cast once
-
 
 @pytest.fixture
 def autocast():
@@ -85,8 +83,6 @@ def test_cross_entropy_is_cast_in_its_parts_and_outside_the_cpu_casts_as_before(
         assert torch.exp(x).dtype == LOW
         assert torch.cat([x, x.float()]).dtype == torch.float32
 
-
-# Which gradients are added in place, against what autograd does with tensors that are not fake
 
 WATCHED = {
     f"aten::{name}{place}"
@@ -166,9 +162,6 @@ def test_as_autograd_adds_tensors_that_are_not_fake(graph):
     assert added(graph, AccumulationInPlace()) == expected
 
 
-# What an operator needs within itself
-
-
 @FAKE
 def test_temporaries():
     def needed(name, *args):
@@ -202,9 +195,6 @@ def test_temporaries():
     # An 8-bit weight is multiplied by its scales before the constant.
     weight = torch.empty(64, 128, dtype=torch.int8)
     assert needed("bitsandbytes::int8_vectorwise_dequant", weight, torch.empty(64)) == 4 * 64 * 128
-
-
-# Norms, grouped products, softmax
 
 
 @FAKE
@@ -247,9 +237,6 @@ def test_an_fp16_softmax_in_fp32_copies_nothing():
             assert scores.grad.dtype == dtype
 
 
-# Optimizers over lists
-
-
 def weights():
     found = [nn.Parameter(torch.empty(4, 4)) for _ in range(3)]
     for each in found:
@@ -276,8 +263,6 @@ def test_optimizers_and_clipping_work_on_lists():
         torch.optim.SGD(weights(), lr=0.1).step()
     assert not any("foreach" in each for each in seen.names)
 
-
-# Tiny models of transformers, forward and backward
 
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96, "eos_token_id": 1, "bos_token_id": 1}
 SIZES |= {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}

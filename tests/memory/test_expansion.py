@@ -17,8 +17,6 @@ from brim.memory.trace import compose_parts, record
 from brim.memory.trace.layers import expand
 from brim.memory.trace.segments import NotUniformError
 
-# Which layers are recorded
-
 PATTERN = st.builds(
     lambda first, block, repeats, last: first + block * repeats + last,
     st.lists(st.sampled_from("ab"), max_size=3),
@@ -65,8 +63,6 @@ def test_the_layers_to_record():
     depth = depth_of([()] * 32).whole()
     assert (depth.recorded, depth.template(17), depth.is_middle(17)) == (list(range(32)), 17, False)
 
-
-# Hand-made streams of few layers given the depth of many, against the same ones made in full
 
 PATH = "model.layers"
 DEPTH = depth_of([()] * 9)
@@ -189,8 +185,6 @@ def test_what_does_not_repeat_is_refused(make, message):
         expand(step.stream, DEPTH, layers_path=PATH)
 
 
-# Models: from few layers and from all of them
-
 LORA = {"adapter": {"type": "lora", "r": 4}}
 DORA = {"adapter": {"type": "lora", "r": 4, "use_dora": True, "target_modules": "all-linear"}}
 DROPPED = {"adapter": {"type": "lora", "r": 4, "dropout": 0.1}}
@@ -283,8 +277,6 @@ def test_what_asks_for_values_is_refused_by_name(tmp_path):
     with pytest.raises(ModelError, match=message):
         predict_memory(config, batch_size=1, sequence_length=4, phase="evaluate", device="t4")
 
-
-# Generation put together from a few traced tokens, against all tokens traced
 
 ROWS, TOKENS = 2, 8
 CELL_BYTES = 2 * LAYERS * HEADS_KV * HEAD * WIDTH_BYTES  # of the cache, for a token of a row

@@ -249,7 +249,6 @@ def test_with_adapters_fsdp1_gathers_a_layer_when_the_one_after_it_is_nearly_ove
 
 
 # Against what fully_shard really holds: two processes, gloo, on the CPU
-
 WORLD_SIZE, WIDTH, VOCABULARY = 2, 64, 511  # of odd rows: shards of the embedding and the head are padded
 TOKENS = (2, 8)
 STEPS = 3  # the least of them counts: gloo's own threads let go of a buffer a moment later now and then
@@ -408,8 +407,6 @@ def test_a_rank_holds_what_is_predicted_to_the_byte(tmp_path):
     for case, figures in zip(CASES, measured, strict=True):
         assert predict(*case) == figures, case
 
-
-# `predict_memory` over several GPUs, and with what is offloaded to the CPU
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 512, "vocab_size": 4096, "intermediate_size": 2048}
 SIZES |= {"num_key_value_heads": 4}

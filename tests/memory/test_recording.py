@@ -21,8 +21,6 @@ from brim.memory.trace import record, recorder as recorder_module, with_workspac
 from brim.memory.trace.recorder import Recorder
 from brim.memory.traces import training_stream
 
-# By hand
-
 
 def test_what_an_operator_needs_within_itself_dies_after_its_outputs_are_born():
     def temporaries(operator, args, kwargs):
@@ -166,8 +164,6 @@ def test_the_collector_is_put_back_by_the_outermost():
         assert not gc.isenabled()
     assert gc.isenabled()
 
-
-# A micro-batch
 
 LAYERS, WIDTH, INNER, VOCABULARY = 6, 32, 48, 120
 HEADS_KV, HEAD = 2, 8

@@ -70,8 +70,6 @@ def test_attention_is_two_products_forward_and_five_backward():
         assert found == [4 * 2 * 8 * 8 * 4 // share, 10 * 2 * 8 * 8 * 4 // share]
 
 
-# Llama 2 7B
-
 LLAMA_2_7B = Path(__file__).parents[2] / "benchmarks" / "data" / "memory" / "models" / "meta-llama--Llama-2-7b-hf"
 LAYERS, WIDTH, INNER, VOCABULARY = 32, 4096, 11008, 32000
 LAYER_MATRICES = 4 * WIDTH * WIDTH + 3 * WIDTH * INNER
@@ -132,9 +130,6 @@ def test_4_bit_weights_are_written_out_for_each_product():
     assert forward == per_pass
     assert backward == per_pass - 3 * WIDTH * WIDTH * 5 // 2  # of the first layer's queries, keys and values
     assert work.flops == work_of(lora=True, precision="bf16-mixed").flops
-
-
-# Tiny models
 
 
 @pytest.mark.parametrize(

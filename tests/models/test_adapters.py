@@ -193,9 +193,6 @@ def test_the_base_models_own_dropout():
     assert own_dropout({"dropout": 0, "text_config": text}) == {"attention_dropout": 0.2}
 
 
-# Dropout that is drawn by row
-
-
 LENGTHS = [5, 9, 3, 7, 9, 1]
 KEYS = [40, 7, 8, 2**40, 0, 3]
 

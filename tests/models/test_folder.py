@@ -61,9 +61,6 @@ def test_the_context_is_read_from_the_architecture():
     assert context_length({"model_type": "mamba"}) is None
 
 
-# What a folder may not ask for
-
-
 def test_code_of_its_own_is_refused_with_what_to_do_instead(folder, monkeypatch):
     evil = {"AutoModelForCausalLM": "evil.Model"}
     change(folder, "config.json", auto_map=evil)
@@ -181,9 +178,6 @@ def test_links_within_the_folder_and_the_hubs_cache_are_no_matter(folder, tmp_pa
     (snapshot / "config.json").rename(cache / "blobs" / "1")
     (snapshot / "config.json").symlink_to("../../blobs/1")
     assert locate(str(snapshot)).context_length == 128
-
-
-# Libraries
 
 
 def test_libraries_that_are_too_old_are_named_and_the_package_asks_for_the_same(monkeypatch):

@@ -128,8 +128,6 @@ def test_too_little_memory_is_no_damaged_folder(folder, monkeypatch):
         assert str(caught.value).startswith(words)
 
 
-# Precisions
-
 IDS = torch.arange(20).reshape(2, 10)
 
 
@@ -217,9 +215,6 @@ def test_a_weight_beyond_fp16_is_refused_by_name(base):
     assert "65,504" in problem.expected
     assert "precision: fp32" in problem.fix
     loaded(folder, "bf16-mixed", **ADAPTER)  # which holds it
-
-
-# Warnings of libraries do not reach a user; those of the user's own code do
 
 
 def test_what_a_library_will_change_is_not_told_and_what_others_say_is():

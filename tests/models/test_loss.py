@@ -68,9 +68,6 @@ def test_the_gradient_of_a_batch_is_the_sum_of_its_cuts(model):
     assert float((whole - cut).norm() / whole.norm()) < 1e-6
 
 
-# In chunks
-
-
 S, D, V = 23, 8, 50
 TRANSFORMS = [LogitTransform(), LogitTransform(scale=0.25), LogitTransform(cap=5.0), LogitTransform(scale=3.0, cap=2.0)]
 
@@ -223,9 +220,6 @@ def test_in_fp16_small_gradients_live_by_the_loss_scale():
     assert error(scaled, expected) < 1e-2
     unscaled = gradient_of_the_unlikely(lambda *args: chunked_loss_sum(*args, most_rows=3), scale)
     assert not unscaled[0].any()
-
-
-# A model run as body and head: equal to the architecture's own forward, or left whole with a reason
 
 
 FAMILIES = {

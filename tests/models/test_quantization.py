@@ -186,9 +186,6 @@ def test_experts_that_are_not_quantised_are_told(tiny_base, tmp_path):
     assert unquantised_experts(load(tiny_base, FOUR)) is None
 
 
-# Folders that come quantised
-
-
 @pytest.fixture(scope="module")
 def stored(tiny_base, tmp_path_factory):
     """A folder whose weights are in 4 bits, as transformers saves it."""
@@ -293,9 +290,6 @@ def test_the_memory_of_mxfp4_is_that_of_its_dequantised_weights(in_mxfp4):
     assert stored.by_category == plain.by_category
     (choice,) = [choice for choice in stored.choices if choice not in plain.choices]
     assert choice.startswith("base_model: dequantised (stored in mxfp4, whose 4-bit blocks do not train")
-
-
-# bitsandbytes as we import it: quiet, offline, and with its 4-bit kernel right on CPUs with AVX-512
 
 
 @pytest.mark.parametrize("shape", [(64, 688), (3, 96), (5, 32), (16, 64), (7, 130)])

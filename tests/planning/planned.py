@@ -48,8 +48,6 @@ def shapes_of(folder: Path, *, device: str = "cpu", cache_folder: Path | None = 
     return traces
 
 
-# Work by hand
-
 PRODUCT = WorkPlace("forward", 0, "layers.0.product", "aten::mm", "matrix", "bfloat16")
 AGAIN = WorkPlace("recompute", 0, "layers.0.product", "aten::mm", "matrix", "bfloat16")
 ATTENTION = WorkPlace("forward", 0, "layers.0.attention", "flash_attention", "attention", "bfloat16")

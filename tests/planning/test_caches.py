@@ -22,8 +22,6 @@ from brim.planning.costs.traces import Found, Traces
 from brim.planning.plan_cache import PlanCache, plan_facts
 from brim.storage import Cache, digest, forget_oldest, sealed
 
-# Entries
-
 
 def test_what_is_kept_comes_back(tmp_path):
     cache = Cache(tmp_path / "deep" / "folder", "plans")
@@ -102,8 +100,6 @@ def test_what_a_killed_write_left_goes_after_a_day(tmp_path):
     forget_oldest(tmp_path / "plans", "[!.]*")
     assert {path.name for path in (tmp_path / "plans").iterdir()} == names - {".index.tmp", ".index.old"}
 
-
-# What traces found
 
 PLACE = WorkPlace(phase="forward", layer=None, module="lm_head", operator="aten.mm", unit="matrix", dtype="bfloat16")
 FOUND = {
@@ -194,8 +190,6 @@ def test_brims_own_source_is_part_of_the_versions_and_it_need_not_be_installed(m
     assert facts()["versions"]["release"] == "0+unknown"
 
 
-# Plans: used again for the same work, and never for more memory than they were made for
-
 BASE = {"model_type": "llama", "hidden_size": 64}
 
 
@@ -283,8 +277,6 @@ def test_a_plan_that_was_measured_to_promise_too_much_is_not_used_nor_what_is_no
         assert damaged.read() is None
         assert damaged.note == f"{path} is damaged, and is not used"
 
-
-# What measured peaks say of later predictions
 
 STATIC = 1000
 DEVICE = {"device": "t4", "model": {"layers": 3}}

@@ -107,8 +107,6 @@ def test_measured_costs_and_a_lower_cap_cut_anew():
     assert task().recut(large, COSTS, COSTS, cap_bytes=3900).total_bytes == 3900 + 500
 
 
-# Which way is taken
-
 LONG = "the longest row, 1,417 tokens, takes 15.0 GiB alone, and 13.0 GiB are available"
 
 

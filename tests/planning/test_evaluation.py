@@ -73,8 +73,6 @@ def test_the_closed_form_has_weights_and_time_of_the_traces_order_and_is_none_of
         assert forward_bound(asked.config, config) is None
 
 
-# The cut of rows that are scored: caps, windows, what is useful
-
 BUDGET = Budget(device="cpu", limit_bytes=2_000, outside_bytes=300, margin_bytes=100, limit_reason="", margin_reason="")
 # 100 bytes of weights and 1 for each token; a second for a batch, and a hundredth for each token.
 COSTS = Costs(

@@ -19,8 +19,6 @@ from brim.planning.costs.time import law_through
 from brim.planning.generation import cut, recut, seconds, waves
 from brim.planning.request import GenerationRequest
 
-# Against traces of the shapes themselves
-
 LENGTHS = np.array([30] * 40 + [90] * 40 + [300] * 20)
 NEW_TOKENS = 20
 LAYERS, HEADS_KV, HEAD = 3, 2, 8
@@ -96,8 +94,6 @@ def test_the_closed_form_of_transformers_generate_is_never_below_a_trace(tmp_pat
         added = sample_of(caches, shape)["step"]
         assert added <= float(closed.peak_bytes(rows, columns)) <= 20 * added, (rows, prompt)
 
-
-# A job in waves under a cap, in numbers that can be checked by hand
 
 ROWS = np.array([20] * 6 + [10] * 6)
 # 1 GFLOP a second: 1000 FLOPs for each token are a microsecond; nothing else takes time.

@@ -20,8 +20,6 @@ from brim.planning.costs.traces import least_capacity, most_demanding
 
 MIB = 2**20
 
-# Surfaces through few samples, against the functions that were sampled
-
 
 def peak_of(*, score=0, chunk=0):
     """A step's peak as it is: the most of an update, of the loss's logits and of a backward pass."""
@@ -119,8 +117,6 @@ def test_lengths_and_rows_are_rounded_up_within_the_context_so_that_data_alike_s
     assert (found.short, found.longest) == (512, 1024)
 
 
-# Against traces of the shapes themselves
-
 LENGTHS = np.array([120] * 50 + [150] * 60 + [300] * 25)
 LORA = {"adapter": {"type": "lora", "r": 4}}
 
@@ -198,9 +194,6 @@ def test_state_is_what_adam_keeps_steps_of_one_micro_batch_find_no_gradients_and
     peak, work = peak_within(first, 10_000), first.work(1, 2)
     again = plain()
     assert (peak_within(again, 10_000), again.work(1, 2), again.num_traced) == (peak, work, 0)
-
-
-# What the caching allocator needs beyond what is allocated
 
 
 def stream_of(*sizes_mib):

@@ -133,8 +133,6 @@ def test_the_last_step_of_a_phase_is_the_one_that_a_walk_comes_to(sizes, gaps, n
         assert last == walked[schedule.index_at(each.first_sample)]
 
 
-# A phase that cannot be gone through is found before the run, whatever asked for it
-
 LINEAR = BatchSchedule.linear(initial=1, final=4096, length_samples=10**12)
 DOUBLING = BatchSchedule.doubling(initial=8, final=64, length_samples=1000)
 LARGE = BatchSchedule.of([(0, 8), (100, 101), (150, 4000), (200, 100)])

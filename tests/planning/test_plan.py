@@ -38,9 +38,6 @@ def test_a_batch_moves_where_its_sizes_differ_and_the_least_seconds_are_known():
         assert (plan.batch_moves, plan.least_seconds) == (moves, seconds)
 
 
-# How long rows are
-
-
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=60))
 def test_every_row_is_in_one_bin_and_percentiles_are_rows(lengths):
     summary = summarize_lengths(lengths)
@@ -55,9 +52,6 @@ def test_every_row_is_in_one_bin_and_percentiles_are_rows(lengths):
         assert value in lengths
         at_most, below = sum(length <= value for length in lengths), sum(length < value for length in lengths)
         assert at_most >= share / 100 * len(lengths) > below
-
-
-# Real rows stand for a shape: the longest that it has room for
 
 
 def test_the_longest_rows_that_are_short_enough_are_taken_again_where_there_are_too_few():
@@ -76,9 +70,6 @@ def test_a_shape_of_the_data_is_met_exactly(lengths, rows, data):
     assert max(lengths[row] for row in taken) == tokens
     distinct = sorted(lengths[row] for row in set(taken.tolist()))
     assert distinct == sorted(short_enough)[-rows:]
-
-
-# What is said of dropout
 
 
 def test_notes_of_dropout():

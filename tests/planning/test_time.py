@@ -21,8 +21,6 @@ from brim.planning.costs.time import TimeEstimate, roofline, shapes_to_count, wo
 KNOWN = [(1, 512), (2, 512), (32, 64)]
 LAW = work_law({shape: hand_counted(*shape) for shape in KNOWN})
 
-# The work of any shape from that of a few: exact for what is linear in N and N·T
-
 
 def totals(law, rows, length):
     return [float(each.sum()) for each in law.at(rows * length, length)]
@@ -35,6 +33,7 @@ def by_hand(rows, length):
 
 @given(rows=st.integers(1, 64), length=st.integers(1, 4096))
 def test_a_law_through_three_shapes_holds_for_all(rows, length):
+    """The work of any shape from that of a few: exact for what is linear in N and N·T."""
     assert totals(LAW, rows, length) == pytest.approx(by_hand(rows, length), rel=1e-6)
 
 
@@ -85,9 +84,6 @@ def test_with_them_a_law_is_determined(known, longest, short, most_rows):
     assert np.array(totals(law, 3, longest)) == pytest.approx(by_hand(3, longest), rel=1e-3)
 
 
-# Seconds by the roofline, by hand: 10**6 FLOP/s and bytes a second
-
-
 def test_a_kernel_takes_the_longer_of_arithmetic_and_memory_traffic():
     parts = roofline(LAW, speed(), 4 * 100, 100)
     # Products: 0.4 s of arithmetic, 1.04 s of traffic. Attention: 8 · 400 · 100 FLOPs at half speed. The norm: 0.16 s.
@@ -111,9 +107,6 @@ def test_a_gpu_waits_for_the_host_only_where_it_is_faster(given, total_s, launch
     parts = roofline(LAW, speed(**given), 400, 100)
     assert parts.total_s[0] == pytest.approx(total_s)
     assert parts.seconds["launches"][0] == pytest.approx(launches_s, abs=1e-9)
-
-
-# Surfaces of estimated seconds: equal to the roofline, convex, and steeper for longer rows
 
 
 def estimated(*, checkpointed=False, **given):
@@ -165,7 +158,6 @@ def test_what_bounds_a_step_and_what_would_help():
 
 
 # Against public measurements: tokens a second of Mistral-7B on an A100 80GB, 4 rows of 4,096 tokens
-
 MISTRAL = Path(__file__).parents[2] / "benchmarks" / "data" / "memory" / "models" / "mistralai--Mistral-7B-v0.1"
 SHAPE: Shape = (4, 4096)
 LORA = {"type": "lora", "r": 16, "dropout": 0.1, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
