@@ -1,43 +1,38 @@
 """What the data tests share: a tokenizer whose tokens are bytes, so that lengths can be counted by hand."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from brim.config.schema import Config
 from brim.data import check_data, prepare, prompter
-from brim.data.advice import Finding
 from brim.data.read import Source, read
-from brim.data.tokens import TextEncoder, load_encoder
+from brim.data.tokens import load_encoder
 from brim.models.folders import locate
 
 BOS, EOS = 0, 1
 CHAT_TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
-ALL_TRAIN: dict[str, Any] = {  # changes of make_config
+ALL_TRAIN = {  # changes of make_config
     "preprocessing__split__type": "random",
     "preprocessing__split__probabilities": [1.0, 0.0, 0.0],
 }
 
 
-def ids(text: str) -> list[int]:
+def ids(text):
     """Return the tokens of a text of ASCII."""
     return [ord(character) - 30 for character in text]
 
 
-def jsonl(*rows: dict[str, Any]) -> str:
+def jsonl(*rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def load(folder: Path) -> TextEncoder:
+def load(folder):
     return load_encoder(locate(str(folder), initialize="random"))
 
 
-def texts_of(config: Config, source: Source) -> list[tuple[str, str]]:
+def texts_of(config, source):
     """Return prompt and answer of each row that can be used."""
     asked = prompter(config, source, with_answers=True)
     batches = list(asked.texts(asked.source.usable_rows()))
@@ -45,7 +40,7 @@ def texts_of(config: Config, source: Source) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path_factory, monkeypatch):
     """A cache folder of the test's own."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.delenv("BRIM_CACHE_DIR")
@@ -53,7 +48,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return folder / "brim"
 
 
-def write_tokenizer_folder(folder: Path, *, template: str | None = "<s> $A", **files: dict[str, Any]) -> Path:
+def write_tokenizer_folder(folder, *, template="<s> $A", **files):
     """A base model's folder without weights: byte tokens, <s> </s> <pad> as 0, 1, 2."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -79,22 +74,22 @@ def write_tokenizer_folder(folder: Path, *, template: str | None = "<s> $A", **f
 
 
 @pytest.fixture(scope="session")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> TextEncoder:
+def encoder(tmp_path_factory):
     """Bytes as tokens; a prompt begins with <s>."""
     return load(write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer")))
 
 
 @pytest.fixture(scope="session")
-def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def make_folder(tmp_path_factory):
     return lambda **settings: write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), **settings)
 
 
 @pytest.fixture(scope="session")
-def make_config() -> Callable[..., Config]:
+def make_config():
     """A configuration over the columns `q` and `a`; dotted changes with __ for the dot, input__ and output__ short."""
 
-    def make(**changes: Any) -> Config:
-        data: dict[str, Any] = {
+    def make(**changes):
+        data = {
             "base_model": "base",
             "input_features": [{"name": "q", "type": "text", "preprocessing": {}}],
             "output_features": [{"name": "a", "type": "text", "preprocessing": {}}],
@@ -114,10 +109,10 @@ def make_config() -> Callable[..., Config]:
 
 
 @pytest.fixture(scope="session")
-def prepared(encoder: TextEncoder, make_config: Callable[..., Config]) -> Callable[..., Any]:
+def prepared(encoder, make_config):
     """prepared(data, …): all of its rows to train on, by a configuration with these changes."""
 
-    def run(data: Any, *, context_length: int | None = None, only: str | None = None, **changes: Any) -> Any:
+    def run(data, *, context_length=None, only=None, **changes):
         source = data if isinstance(data, Source) else read(data)
         config = make_config(**{**ALL_TRAIN, **changes})
         return prepare(source, config, encoder, context_length=context_length, only=only)
@@ -126,11 +121,11 @@ def prepared(encoder: TextEncoder, make_config: Callable[..., Config]) -> Callab
 
 
 @pytest.fixture(scope="session")
-def advice_on(encoder: TextEncoder, make_config: Callable[..., Config]) -> Callable[..., dict[str, Finding]]:
+def advice_on(encoder, make_config):
     """advice_on(questions, answers, …): the findings of `brim check` by kind. split: of each row; train by default."""
 
-    def advise(prompts: list[str], answers: list[str], *, split: list[int] | None = None, **changes: Any) -> Any:
-        columns: dict[str, Any] = {"q": prompts, "a": answers, "split": split or [0] * len(prompts)}
+    def advise(prompts, answers, *, split=None, **changes):
+        columns = {"q": prompts, "a": answers, "split": split or [0] * len(prompts)}
         config = make_config(preprocessing__split="fixed", **changes)
         report = check_data(config, read(columns), encoder, context_length=None)
         return {finding.kind: finding for finding in report.advice}

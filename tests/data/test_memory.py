@@ -1,7 +1,5 @@
 """What data takes does not grow with it: readers, advice, prompts and the cache stay within bounds."""
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import json
@@ -9,9 +7,6 @@ import subprocess
 import sys
 import tempfile
 import tracemalloc
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +21,7 @@ FILE_BYTES = 12_000_000
 
 
 @pytest.fixture
-def file(tmp_path, monkeypatch) -> Callable[[str], Path]:
+def file(tmp_path, monkeypatch):
     """file(ending): a data set of 12 MB, of which no more than a few hundred kilobytes need be held."""
     monkeypatch.setattr(spill, "SPILL_BYTES", 100_000)
     monkeypatch.setattr(columns, "BATCH_ROWS", 64)
@@ -35,7 +30,7 @@ def file(tmp_path, monkeypatch) -> Callable[[str], Path]:
     monkeypatch.setattr(encoding, "HEAD_BYTES", 2**14)
     monkeypatch.setattr(encoding, "_BLOCK_BYTES", 2**14)
 
-    def write(ending: str) -> Path:
+    def write(ending):
         write_data(tmp_path / f"few.{ending}", 1000)
         read(tmp_path / f"few.{ending}")  # so that what is imported for it does not count
         path = tmp_path / f"data.{ending}"
@@ -45,7 +40,7 @@ def file(tmp_path, monkeypatch) -> Callable[[str], Path]:
     return write
 
 
-def peak_bytes(work: Callable[[], Any]) -> int:
+def peak_bytes(work):
     """The most that Python and Arrow held at a time, over what they held before."""
     gc.collect()
     default = pa.default_memory_pool()

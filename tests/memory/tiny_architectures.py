@@ -3,11 +3,7 @@
 One of each kind of layer: families whose layers do the same in other words (such as Helium and Llama) are left out.
 """
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 IDS = {"vocab_size": 120, "bos_token_id": 0, "eos_token_id": 0}
 SMALL = {
@@ -37,7 +33,7 @@ GATED_DELTA = {
 }  # fmt: skip
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}
 HYBRID = ["mamba", "mamba", "mamba", "attention"] * 4 + ["mamba"] * 2
-FAMILIES: dict[str, dict[str, Any]] = {
+FAMILIES = {
     "llama": SMALL,
     "mistral": {**SMALL, "sliding_window": 4},
     "mixtral": {**SMALL, **EXPERTS},
@@ -122,7 +118,7 @@ DBRX = {  # its shapes depend on values
 }  # fmt: skip
 
 
-def write_folder(folder: Path, family: str, **changes: object) -> Path:
+def write_folder(folder, family, **changes):
     """Write a base model's folder that holds nothing but a config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {"model_type": family, "dtype": "bfloat16", **FAMILIES.get(family, {}), **changes}

@@ -1,10 +1,6 @@
 """What a planner sees: tiny models, work of a made-up one by a formula that is known, and costs by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tests.batching.cost_examples import linear_costs
@@ -22,9 +18,7 @@ from brim.planning.plan import Way
 LLAMA = {"vocab_size": 2000, "max_position_embeddings": 4096}  # so many words that the loss has several chunks
 
 
-def asked_of(
-    folder: Path, phase: Any, *, device: str = "cpu", family: str = "llama", layers: int = 2, **config: Any
-) -> tuple[Any, Any, Any]:
+def asked_of(folder, phase, *, device="cpu", family="llama", layers=2, **config):
     """What is asked for of a tiny model, its workload, and the device."""
     depth = {"n_layer" if family == "gpt2" else "num_hidden_layers": layers}
     model = write_folder(folder / family, family, **depth, **(LLAMA if family == "llama" else {}))
@@ -34,13 +28,13 @@ def asked_of(
     return asked, ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target), found
 
 
-def traces_of(kind: Any, folder: Path, phase: Any, *, cache_folder: Path | None = None, **given: Any) -> Any:
+def traces_of(kind, folder, phase, *, cache_folder=None, **given):
     """Traces of a kind of workload, and what was asked for. given: see asked_of."""
     asked, workload, found = asked_of(folder, phase, **given)
     return Traces(kind(workload), found, folder=cache_folder), asked
 
 
-def shapes_of(folder: Path, *, device: str = "cpu", cache_folder: Path | None = None, **given: Any) -> Traces:
+def shapes_of(folder, *, device="cpu", cache_folder=None, **given):
     """Traces of a training's steps. given: keys of `trainer` or above it."""
     above = {key: given.pop(key) for key in tuple(given) if key in ("adapter", "precision", "model_parameters")}
     above["trainer"] = {"type": "finetune", "batch_size": 1, "effective_batch_size": 32, **given}
@@ -54,7 +48,7 @@ ATTENTION = WorkPlace("forward", 0, "layers.0.attention", "flash_attention", "at
 NORM = WorkPlace("forward", None, "norm", "aten::mul", "vector", "float32")
 
 
-def hand_counted(rows: int, length: int, *, checkpointed: bool = False) -> WorkCount:
+def hand_counted(rows, length, *, checkpointed=False):
     """Weights of 10**6 bytes, 1,000 FLOPs and 100 bytes a token, 8 FLOPs for each pair of tokens."""
     tokens = rows * length
     places = {
@@ -67,7 +61,7 @@ def hand_counted(rows: int, length: int, *, checkpointed: bool = False) -> WorkC
     return WorkCount(places=places)
 
 
-def speed(*, host_s: float = 0.0, is_asynchronous: bool = True, least_s: float = 0.0) -> DeviceSpeed:
+def speed(*, host_s=0.0, is_asynchronous=True, least_s=0.0):
     """10**6 FLOP/s (attention half), 10**6 bytes a second."""
     return DeviceSpeed(
         name="slow",
@@ -88,7 +82,7 @@ COSTS = linear_costs()
 LENGTHS = np.array([40, 100, 7, 7, 80, 33, 33, 60])
 
 
-def way_costs(**changes: Any) -> WayCosts:
+def way_costs(**changes):
     known = WayCosts(
         way=Way(gradient_checkpointing=False, chunked_loss=True),
         costs=COSTS,
@@ -103,10 +97,10 @@ def way_costs(**changes: Any) -> WayCosts:
     return replace(known, **changes)
 
 
-def task(**changes: Any) -> Task:
+def task(**changes):
     return replace(Task(lengths=LENGTHS, effective_batch_size=4, fixed_rows=None, largest=False), **changes)
 
 
-def budget(reserved_bytes: int) -> Budget:
+def budget(reserved_bytes):
     limits = {"limit_bytes": reserved_bytes + 700, "outside_bytes": 500, "margin_bytes": 200}
     return Budget(device="cpu", limit_reason="memory.budget", margin_reason="memory.margin", **limits)

@@ -1,7 +1,5 @@
 """Seconds by the roofline: by hand, of any shape from a few, and against public measurements."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +13,7 @@ from tests.planning.planned import hand_counted, speed
 
 from brim.memory.devices import device_speed, find_device
 from brim.memory.trace import record
-from brim.planning.costs import Shape, seconds_of
+from brim.planning.costs import seconds_of
 from brim.planning.costs.time import TimeEstimate, roofline, shapes_to_count, work_law
 
 KNOWN = [(1, 512), (2, 512), (32, 64)]
@@ -159,7 +157,7 @@ def test_what_bounds_a_step_and_what_would_help():
 
 # Against public measurements: tokens a second of Mistral-7B on an A100 80GB, 4 rows of 4,096 tokens
 MISTRAL = Path(__file__).parents[2] / "benchmarks" / "data" / "memory" / "models" / "mistralai--Mistral-7B-v0.1"
-SHAPE: Shape = (4, 4096)
+SHAPE = (4, 4096)
 LORA = {"type": "lora", "r": 16, "dropout": 0.1, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 RUNS = {
     "full": ({"precision": "bf16-true"}, 3062.694),
