@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+from docs.generate import EXAMPLE
 from hypothesis import given, strategies as st
 from tests.messages import refused, says
 from tests.properties import examples
@@ -28,43 +29,16 @@ output_features:
   - name: answer
     type: text
 """
-WORKSHOP = """\
+WORKSHOP = f"""\
+{EXAMPLE}
 model_type: llm
-base_model: ./model
-input_features:
-  - name: prompt
-    type: text
-output_features:
-  - name: output
-    type: text
-prompt:
-  template: |
-    ### Instruction: {instruction}
-
-    ### Response:
-adapter:
-  type: lora
-preprocessing:
-  split:
-    type: random
-    probabilities: [1.0, 0, 0]
-trainer:
-  type: finetune
-  learning_rate: 0.0001
-  epochs: 3
-  batch_size: 1
-  gradient_accumulation_steps: auto
-  effective_batch_size: 32
-  optimizer: {type: adam}
-  learning_rate_scheduler:
-    decay: cosine
-    warmup_fraction: 0.03
-backend:
-  type: local
+preprocessing: {{split: {{type: random, probabilities: [1.0, 0, 0]}}}}
+backend: {{type: local}}
 """
 
 
 def test_what_the_workshops_configuration_says_loads(file):
+    """What the page of all keys begins with, and what Ludwig's users write beside it."""
     loaded = load_config(file(WORKSHOP))
     assert (loaded.name, loaded.notes) == ("config.yaml", ())
     assert loaded.config.adapter == LoraConfig(type="lora")
