@@ -22,26 +22,18 @@ def choices_of(source, device=CPU, **facts):
 @pytest.fixture
 def minimal():
     """The least configuration, with root keys added or replaced."""
-
-    def build(**keys):
-        return {
-            "base_model": "model",
-            "input_features": [{"name": "prompt", "type": "text"}],
-            "output_features": [{"name": "answer", "type": "text"}],
-            **keys,
-        }
-
-    return build
+    return lambda **keys: {
+        "base_model": "model",
+        "input_features": [{"name": "prompt", "type": "text"}],
+        "output_features": [{"name": "answer", "type": "text"}],
+        **keys,
+    }
 
 
 @pytest.fixture
 def finetune(minimal):
     """The least configuration that trains, with trainer keys added."""
-
-    def build(**keys):
-        return minimal(trainer={"type": "finetune", **keys})
-
-    return build
+    return lambda **keys: minimal(trainer={"type": "finetune", **keys})
 
 
 @pytest.fixture
@@ -50,8 +42,7 @@ def file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def write(text):
-        content = text.encode() if isinstance(text, str) else text
-        Path("config.yaml").write_bytes(content)
+        Path("config.yaml").write_bytes(text.encode() if isinstance(text, str) else text)
         return "config.yaml"
 
     return write

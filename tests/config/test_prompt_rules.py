@@ -61,12 +61,8 @@ def category(minimal):
     """A configuration with a category, with keys of the feature added or replaced."""
 
     def build(decoder=DECODER, preprocessing=None, **keys):
-        feature = {
-            "name": "answer",
-            "type": "category",
-            "preprocessing": {"fallback_label": "neutral"} if preprocessing is None else preprocessing,
-            "decoder": decoder,
-        }
+        labels = {"fallback_label": "neutral"} if preprocessing is None else preprocessing
+        feature = {"name": "answer", "type": "category", "preprocessing": labels, "decoder": decoder}
         return minimal(output_features=[feature], **keys)
 
     return build

@@ -38,11 +38,9 @@ def test_the_sizes_of_a_batch(finetune):
         "adapter.alpha": (16, "twice adapter.r"),
         "generation.max_new_tokens": (256, "no length is set"),
     }
-    of_two_processes = load_config(
-        finetune(batch_size=2, gradient_accumulation_steps=8, effective_batch_size=32)
-    ).config
+    loaded = load_config(finetune(batch_size=2, gradient_accumulation_steps=8, effective_batch_size=32))  # for two GPUs
     with refused("trainer.effective_batch_size: … 32 is not batch_size 2 × gradient_accumulation_steps 8 = 16"):
-        resolve(of_two_processes, CPU)
+        resolve(loaded.config, CPU)
 
 
 _BOTH = "the defaults are 3 epochs of 16 rows an update; Ludwig's are 100 and 1"

@@ -2,7 +2,6 @@
 
 import datetime
 
-import pytest
 from tests.config.conftest import CPU
 from tests.messages import refused, says
 
@@ -45,12 +44,8 @@ IN_THE_TRAINER = [
     {"batch_size": "auto", "gradient_accumulation_steps": 4},
     {"batch_size": 2, "use_maximum_batch_size": True},
     {"gradient_accumulation_steps": 2, "effective_batch_size": 8, "use_maximum_batch_size": True},
-    {
-        "batch_size": 0,
-        "effective_batch_size": 32,
-        "validation_field": "x",
-        "validation_metric": "y",
-    },  # each is told once
+    # Each is told once.
+    {"batch_size": 0, "effective_batch_size": 32, "validation_field": "x", "validation_metric": "y"},
     {"type": "none", "batch_rampup": "1ep"},
 ]
 IN_THE_SCHEDULE = [
@@ -151,20 +146,14 @@ def chat(value, **keys):
     return {"base_model": "model", "chat": value, **keys}
 
 
-@pytest.mark.parametrize(
-    "value", [{}, {"supervise": "last", "tools": "t", "template": "/a/b.jinja", "date": "2026-01-31"}]
-)
-def test_it_comes_back_from_its_file(tmp_path, value):
-    config = resolve(load_config(chat(value)).config, CPU).config
-    text = dump(config, tmp_path / "config.yaml")
-    assert "features" not in text
-    loaded = load_config(tmp_path / "config.yaml")
-    assert (loaded.config, loaded.notes) == (config, ())
-    assert loaded.config.chat == ChatConfig.model_validate(value)
-    assert Config.model_validate(config.model_dump(exclude_unset=True)) == config
-
-
-def test_conversations_are_off_by_default_and_an_override_turns_them_on():
+def test_conversations_come_back_from_their_file_are_off_by_default_and_an_override_turns_them_on(tmp_path):
+    for value in ({}, {"supervise": "last", "tools": "t", "template": "/a/b.jinja", "date": "2026-01-31"}):
+        config = resolve(load_config(chat(value)).config, CPU).config
+        assert "features" not in dump(config, tmp_path / "config.yaml")
+        loaded = load_config(tmp_path / "config.yaml")
+        assert (loaded.config, loaded.notes) == (config, ())
+        assert loaded.config.chat == ChatConfig.model_validate(value)
+        assert Config.model_validate(config.model_dump(exclude_unset=True)) == config
     assert load_config({"base_model": "model"}).config.chat is None
     assert load_config({"base_model": "model"}, ["chat={}"]).config.chat == ChatConfig()
     assert load_config({"base_model": "model"}, ["chat.supervise=last"]).config.chat == ChatConfig(supervise="last")
