@@ -112,12 +112,10 @@ def test_one_wrong_value_gives_one_message(file, refusals):
 
 
 def test_what_is_missing_is_told_with_its_meaning_and_a_mapping_names_its_keys_as_places(file):
-    missing = (
-        "base_model is missing … text … add it. A folder with a transformers causal language model, or its Hub id."
-    )
-    with refused(f"config.yaml: {missing}"):
+    told = "base_model is missing … text … add it. A folder with a transformers causal language model, or its Hub id."
+    with refused(f"config.yaml: {told}"):
         load_config(file("random_seed: 1\n"))
-    with refused(f"base_model: {missing}", "trainer.epochs: trainer.epochs is 0 … at least 1"):
+    with refused(f"base_model: {told}", "trainer.epochs: trainer.epochs is 0 … at least 1"):
         load_config({"trainer": {"type": "finetune", "epochs": 0}})
 
 

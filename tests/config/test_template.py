@@ -122,9 +122,8 @@ def tickets(**keys):
 
 def test_several_inputs_are_named_in_a_line_each_and_load_back(tmp_path):
     loaded = load_config(tickets())
-    assert loaded.config.prompt.template == (
-        "Ticket-Nr.: {Ticket-Nr.}\nBetreff: {Betreff}\nBeschreibung: {Beschreibung}\nKategorie:\n"
-    )
+    template = "Ticket-Nr.: {Ticket-Nr.}\nBetreff: {Betreff}\nBeschreibung: {Beschreibung}\nKategorie:\n"
+    assert loaded.config.prompt.template == template
     assert prompt_columns(loaded.config) == ("Ticket-Nr.", "Betreff", "Beschreibung")
     assert loaded.notes == ()
     dump(loaded.config, tmp_path / "config.yaml")

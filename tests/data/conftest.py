@@ -62,9 +62,8 @@ def write_tokenizer_folder(folder, *, template="<s> $A", **files):
     )
     tokenizer.train_from_iterator([], trainer)
     if template is not None:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=template, special_tokens=[("<s>", BOS), ("</s>", EOS)]
-        )
+        special = [("<s>", BOS), ("</s>", EOS)]
+        tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
     tokenizer.save(str(folder / "tokenizer.json"))
     named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     contents = {"config": {"model_type": "llama"}, "tokenizer_config": named, **files}

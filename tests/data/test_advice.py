@@ -109,15 +109,13 @@ def test_prompts_and_rows_of_train_in_the_other_splits(advice_on):
 
 def test_the_fix_for_a_random_split_ends_the_leak(encoder, make_config):
     columns = {"q": ASKED * 3, "topic": ["words"] * 300, "a": MEANINGS * 3}
-    template = "{topic}: {q}\n"
-    config = make_config(prompt__template=template)
-    leak = check_data(config, read(columns), encoder, context_length=None).advice[0]
-    assert leak.kind == "leakage"
-    assert leak.fix == "set preprocessing.split: {type: hash, column: q}"
-    mended = make_config(prompt__template=template, preprocessing__split={"type": "hash", "column": "q"})
-    assert "leakage" not in {
-        found.kind for found in check_data(mended, read(columns), encoder, context_length=None).advice
-    }
+
+    def advice(**changes):
+        config = make_config(prompt__template="{topic}: {q}\n", **changes)
+        return check_data(config, read(columns), encoder, context_length=None).advice
+
+    assert (advice()[0].kind, advice()[0].fix) == ("leakage", "set preprocessing.split: {type: hash, column: q}")
+    assert "leakage" not in {each.kind for each in advice(preprocessing__split={"type": "hash", "column": "q"})}
 
 
 def test_few_rows_to_measure_by(advice_on):
@@ -158,11 +156,8 @@ def test_cuts_of_rows_prompts_and_answers_count_all_rows_with_their_lengths(chec
     check_finding(found_in(report, "no_end"), what, range(92, 100), fix=fix, why=why)
     assert report.other_events == ()
     assert report.events[0].startswith("8 of 100 rows were cut as a whole")
-    for context_length, fix in [
-        (150, "set preprocessing.global_max_sequence_length: 150"),
-        (105, "shorten these rows"),
-    ]:
-        assert found_in(checked_lengths(context_length=context_length, **limit), "no_end").fix.startswith(fix)
+    for context, fix in [(150, "set preprocessing.global_max_sequence_length: 150"), (105, "shorten these rows")]:
+        assert found_in(checked_lengths(context_length=context, **limit), "no_end").fix.startswith(fix)
     lengths = {"input__preprocessing__max_sequence_length": 99, "output__preprocessing__max_sequence_length": 20}
     report = checked_lengths(**lengths)
     prompt, answer = report.cuts

@@ -4,6 +4,7 @@ import datetime
 import json
 import re
 import tracemalloc
+from unittest.mock import Mock
 
 import jinja2
 import pytest
@@ -297,19 +298,13 @@ def pieces(made):
     return "".join(f"«{piece.text}»" if piece.supervised else piece.text for piece in made)
 
 
-class Clock(datetime.datetime):
-    @classmethod
-    def now(cls):
-        return cls(2026, 1, 31, 12, 30)
-
-
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_text_is_that_of_transformers(monkeypatch, name):
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import chat_template_utils
 
-    monkeypatch.setattr(chat_template_utils, "datetime", Clock)
+    monkeypatch.setattr(chat_template_utils, "datetime", Mock(now=lambda: datetime.datetime(2026, 1, 31, 12, 30)))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **SPECIAL)
     for which in CONVERSATIONS:
         made = conversation(which)
@@ -375,16 +370,14 @@ def test_the_last_turn_can_be_learned_where_earlier_ones_are_written_otherwise()
     assert text.count("«") == 1
 
 
-CONTENT_OF_CALLS = (
-    "{% for m in messages %}{{ m.content + m.tool_calls|tojson if m.tool_calls else m.content }}{% endfor %}"
-)
+CALLING = "{% for m in messages %}{{ m.content + m.tool_calls|tojson if m.tool_calls else m.content }}{% endfor %}"
 NOT_WRITTEN = [
     ("marked", [SYSTEM, USER, ANSWER], "drops turn 1 (system)"),
     ("marked", [USER, {**CALL, "content": "x"}, RESULT, ANSWER], "drops a tool call of turn 2"),
     ("no_system", [SYSTEM, USER, ANSWER], "refuses the conversation: System role not supported"),
     ("alternating", [USER, USER, ANSWER], "refuses the conversation: After the optional system message, conversation roles"),
     ("chatml", [USER, CALL, RESULT, ANSWER], "does not write the tool calls of turn 2 (assistant)"),
-    (CONTENT_OF_CALLS, [USER, CALL, RESULT, ANSWER], "asks for the content of turn 2 (assistant), which calls a tool"),
+    (CALLING, [USER, CALL, RESULT, ANSWER], "asks for the content of turn 2 (assistant), which calls a tool"),
     ("{{ messages[0].foo.bar }}", [USER, ANSWER], "cannot write the conversation: 'dict object' has no attribute 'foo'"),
     ("headers", [ANSWER, USER, SECOND], "cannot write the beginning of the assistant's turn without a turn before it"),
 ]  # fmt: skip

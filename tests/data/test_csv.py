@@ -54,9 +54,8 @@ def test_a_column_is_numbers_only_where_that_changes_no_text(tmp_path):
 def test_the_kind_of_a_column_does_not_depend_on_the_blocks_it_is_read_in(data, commas):
     others = ["1,5", "-0,25", "+1,0"] if commas else ["1.0", "-0.5", "1e9", " 4"]
     written = st.sampled_from(["1", "-7", "3", "2.5", "", "NaN", *others]) | st.sampled_from(["007", "x"])
-    cells = data.draw(
-        st.lists(written if data.draw(st.booleans()) else st.sampled_from(["1", "2.5", "", others[0]]), min_size=1)
-    )
+    numbers = st.sampled_from(["1", "2.5", "", others[0]])
+    cells = data.draw(st.lists(written if data.draw(st.booleans()) else numbers, min_size=1))
     cut = data.draw(st.integers(0, len(cells)))
     kinds = set()
     for parts in ([cells], [cells[:cut], cells[cut:]], [cells[cut:], cells[:cut]]):
@@ -95,9 +94,7 @@ def _written(cell, sign, in_quotes):
     says=st.booleans(),
 )
 @examples(250, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_table_comes_out_of_any_form_as_it_went_in_with_its_rows_on_their_lines(
-    tmp_path, table, sign, encoding, ending, says
-):
+def test_any_table_comes_out_of_any_form_as_it_went_in_with_its_lines(tmp_path, table, sign, encoding, ending, says):
     names, rows = table
     # Windows-1252 is recognised by words, not by letters drawn by chance.
     letters = str.maketrans(dict.fromkeys("üéß\u2028", "o") if encoding == "cp1252" else {})
@@ -301,11 +298,8 @@ def notes_on(path, lines):
 
 
 def test_rows_within_a_cell_are_told_with_their_place_and_other_cells_of_several_lines_are_not(tmp_path):
-    for opened, closed in [
-        ('"question,4', 'question 12","answer 12"'),
-        ('question 4,"answer 4', 'question 12,answer 12"'),
-    ]:
-        (note,) = notes_on(tmp_path / "a.csv", [*QUESTIONS[:4], opened, *QUESTIONS[5:12], closed, *QUESTIONS[13:]])
+    for begin, end in [('"question,4', 'question 12","answer 12"'), ('question 4,"answer 4', 'question 12,answer 12"')]:
+        (note,) = notes_on(tmp_path / "a.csv", [*QUESTIONS[:4], begin, *QUESTIONS[5:12], end, *QUESTIONS[13:]])
         assert says(note, "1 cell holds lines that look like rows of their own: a.csv:6 (7 of them)")
     for cell in [
         "one\ntwo, three\nfour\nfive, six\nseven",  # prose: not each line is cut alike

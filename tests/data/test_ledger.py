@@ -24,10 +24,8 @@ DROP = "set preprocessing.on_bad_row: drop to go on without such rows"
 
 
 def test_error_tells_the_first_places_counts_the_others_and_names_the_policy_where_it_would_help():
-    with refused(
-        *(f"data.jsonl:{key + 1}: fault {key} … none" for key in range(1, 6)),
-        f"data.jsonl: 2 more rows are bad … {DROP}",
-    ):
+    first = [f"data.jsonl:{key + 1}: fault {key} … none" for key in range(1, 6)]
+    with refused(*first, f"data.jsonl: 2 more rows are bad … {DROP}"):
         settle(faults_in(9, 1, 2, 3, 4, 5, 6), "error")
     for num_bad, is_told in [(10, True), (11, False)]:
         with pytest.raises(DataError) as caught:

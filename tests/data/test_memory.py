@@ -131,9 +131,8 @@ def test_kept_copies_stay_within_their_budget_and_what_was_used_last_stays(tmp_p
     assert list(cache.iterdir()) == [others]
 
 
-def test_what_a_killed_process_left_goes_what_another_writes_stays_and_a_copy_may_be_taken_away(
-    tmp_path, monkeypatch, cache
-):
+def test_what_a_killed_process_left_goes_and_what_another_writes_stays(tmp_path, monkeypatch, cache):
+    """A copy may be taken away, too."""
     monkeypatch.setattr(spill, "SPILL_BYTES", 1000)
     cache.mkdir(parents=True)
     left, written = cache / "spill-left.part", cache / "spill-written.part"
@@ -150,9 +149,7 @@ def test_what_a_killed_process_left_goes_what_another_writes_stays_and_a_copy_ma
     assert list(cache.iterdir()) == []
 
 
-def test_a_copy_that_another_process_takes_for_abandoned_before_it_is_locked_is_begun_again(
-    tmp_path, monkeypatch, cache
-):
+def test_a_copy_that_is_taken_for_abandoned_before_it_is_locked_is_begun_again(tmp_path, monkeypatch, cache):
     monkeypatch.setattr(spill, "SPILL_BYTES", 1000)
     mkstemp, made = tempfile.mkstemp, []
 

@@ -122,9 +122,7 @@ LISTS = st.lists(
     cut=st.integers(0, 99),
 )
 @examples(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_list_is_read_as_a_whole_would_be_whatever_window_it_is_read_through(
-    tmp_path, monkeypatch, rows, indent, ascii, window, cut
-):
+def test_a_list_is_read_as_a_whole_would_be_by_any_window(tmp_path, monkeypatch, rows, indent, ascii, window, cut):
     """What comes out, and where it stops being JSON."""
     monkeypatch.setattr(read_jsonl, "_WINDOW", window)
     text = json.dumps(rows, indent=indent, ensure_ascii=ascii)
@@ -270,9 +268,8 @@ def test_a_column_of_mixed_types_is_an_error_where_it_is_used_and_else_a_note(tm
     path, changes_type = write_content(tmp_path / "data.jsonl", mixed), "data.jsonl:2: column `id` changes its type"
     for policy in ("auto", "drop"):
         done = prepared(path, preprocessing__on_bad_row=policy)
-        assert (
-            f"{changes_type}: text here, a number in data.jsonl:1; it is not used, and was read as text" in done.notes
-        )
+        said = f"{changes_type}: text here, a number in data.jsonl:1; it is not used, and was read as text"
+        assert said in done.notes
         assert (len(done.ledger), len(done.splits["train"])) == (0, 20)
     for changes in ({"input__name": "id"}, {"preprocessing__split": {"type": "hash", "column": "id"}}):
         with refused(changes_type, by=DataError):

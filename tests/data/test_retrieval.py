@@ -158,10 +158,7 @@ def test_an_input_of_the_pool_is_not_embedded_again_and_rows_are_found_alike_alo
 
 @pytest.fixture
 def pool(make_config):
-    def make(questions=QUESTIONS):
-        return pool_of(make_config, {"q": questions, "a": ["x"] * len(questions)})
-
-    return make
+    return lambda questions=QUESTIONS: pool_of(make_config, {"q": questions, "a": ["x"] * len(questions)})
 
 
 def kept(pool, encoder=None, name=None):
@@ -236,11 +233,6 @@ KEY, OWN = "prompt.retrieval.model_name", "sentence_transformers.models."
 
 
 @pytest.fixture
-def installed(monkeypatch):
-    monkeypatch.setattr(nearest_examples, "is_installed", lambda: True)
-
-
-@pytest.fixture
 def model_folder(tmp_path):
     """What a model's folder looks like, without a model."""
     made = tmp_path / "model"
@@ -276,7 +268,8 @@ def test_without_the_package_or_a_model_the_error_says_what_to_do(monkeypatch, m
         assert local_folder(name) is None
 
 
-def test_pickled_weights_and_code_are_refused_and_the_identity_changes_with_the_files(installed, model_folder):
+def test_pickled_weights_and_code_are_refused_and_the_identity_changes_with_the_files(monkeypatch, model_folder):
+    monkeypatch.setattr(nearest_examples, "is_installed", lambda: True)
     first = load_sentence_encoder(str(model_folder)).identity
     assert load_sentence_encoder(str(model_folder)).identity == first
     (model_folder / "model.safetensors").write_bytes(b"others!")
@@ -403,16 +396,13 @@ def test_new_data_gets_examples_of_the_configurations_own_and_none_is_an_error(m
     (texts,) = made.texts(np.arange(2))
     assert texts.prompts[0].startswith("[{'q': 'aaa', 'a': '4'}, {'q': 'abb', 'a': '2'}]")
     assert texts.own_prompts == [">aab", ">xyy"]
-    assert made.notes() == [
-        f"1 row has its very input in the training split of {read(train).name}, where it is not an example for it"
-    ]
+    (note,) = made.notes()
+    assert note == "1 row has its very input in the training split of train.jsonl, where it is not an example for it"
     with refused("dataset: … examples from the training split … dataset=train.jsonl … --split"):
         prompter(make_config(**RANDOM), read(new), with_answers=False, split="full")
 
 
-def test_examples_are_from_the_training_split_in_training_and_prediction(
-    make_config, encoder, labelled_and_new, tmp_path
-):
+def test_examples_are_from_the_training_split_in_every_job(make_config, encoder, labelled_and_new, tmp_path):
     config = make_config(**RANDOM, dataset=str(tmp_path / "gone.jsonl"))
     assert prompter(config, read(labelled_and_new[0]), with_answers=True).contexts.elsewhere is None
     train, _ = labelled_and_new

@@ -155,12 +155,8 @@ def test_tokens_that_the_model_does_not_have(make_folder):
 limits = st.none() | st.integers(1, 12)
 
 
-@given(
-    prompt=st.integers(0, 10), answer=st.none() | st.integers(0, 10), of_prompt=limits, of_answer=limits, joined=limits
-)
-def test_the_first_tokens_of_each_part_and_then_of_the_whole_are_kept_and_every_cut_is_told(
-    prompt, answer, of_prompt, of_answer, joined
-):
+@given(st.integers(0, 10), st.none() | st.integers(0, 10), limits, limits, limits)
+def test_the_first_tokens_of_parts_and_whole_are_kept_and_cuts_told(prompt, answer, of_prompt, of_answer, joined):
     parts = {"prompt": of_prompt, "answer": of_answer, "joined": joined}
     limits = Limits(**{name: Limit(num_tokens=n, why=f"of {name}") for name, n in parts.items() if n is not None})
     ids = [5] * prompt, None if answer is None else [7] * answer
@@ -297,9 +293,7 @@ def test_tokens_are_those_of_the_label_behind_a_prompt_and_read_as_the_label(tok
         assert len(forms) == len(set(forms)) == 2
         assert {tokenizer.decode(form, skip_special_tokens=True).strip() for form in forms} == {label}
         for prompt, space in [("ASSISTANT:", " "), ("the label is\n", ""), ("the label (", "")]:
-            [before], [whole] = (
-                tokenizer.encode([text], special_tokens=False) for text in (prompt, prompt + space + label)
-            )
+            before, whole = tokenizer.encode([prompt, prompt + space + label], special_tokens=False)
             assert whole[: len(before)] == before
             assert tuple(whole[len(before) :]) in forms
     end = tokenizer.decode([tokenizer.eos_id], skip_special_tokens=False)

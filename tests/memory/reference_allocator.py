@@ -26,9 +26,8 @@ class Block:
 
     def split(self, size):
         """Keep the first `size` bytes, and return a block of the others."""
-        rest = Block(
-            self.address + size, self.size - size, self.pool, segment=self.segment, grows=self.grows, mapped=self.mapped
-        )
+        alike = {"segment": self.segment, "grows": self.grows, "mapped": self.mapped}
+        rest = Block(self.address + size, self.size - size, self.pool, **alike)
         self.segment.insert(self.segment.index(self) + 1, rest)
         self.size = size
         return rest

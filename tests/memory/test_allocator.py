@@ -138,9 +138,8 @@ NAMES = {
 
 
 def settings_of(configuration):
-    return parse(
-        ",".join(f"{NAMES[key][0]}:{NAMES[key][1](value)}" for key, value in configuration.items() if key in NAMES)
-    )
+    given = [(*NAMES[key], value) for key, value in configuration.items() if key in NAMES]
+    return parse(",".join(f"{name}:{written(value)}" for name, written, value in given))
 
 
 def attempt(allocator, size, stream):
@@ -244,10 +243,8 @@ def stream_of(*steps):
 
 
 def test_a_stream_by_hand():
-    stream = stream_of(
-        ("weights", 19 * MIB), ("activations", 6 * MIB), ("temporary", 100), 2, ("gradients", 6 * MIB), 1, 3
-    )
-    result = replay(stream, CachingAllocator())
+    births = [("weights", 19 * MIB), ("activations", 6 * MIB), ("temporary", 100), ("gradients", 6 * MIB)]
+    result = replay(stream_of(*births[:3], 2, births[3], 1, 3), CachingAllocator())
     block = 20 * MIB  # the weights' segment is not split for 19 MiB
     assert result.block_bytes.tolist() == [block, 6 * MIB, 512, 6 * MIB]
     assert result.live_bytes["weights"].tolist() == [block] * 7

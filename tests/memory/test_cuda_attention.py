@@ -239,9 +239,7 @@ def test_the_package_on_rows_of_one_length():
 
 def test_the_package_on_rows_of_different_lengths():
     lengths, package = torch.empty(B + 1, dtype=torch.int32), FlashAttnPackage(target=AMPERE)
-    forward, backward = package_run(
-        lambda q, k, v: package.flash_attn_varlen_func(q, k, v, lengths, lengths, 200, 200), N
-    )
+    forward, backward = package_run(lambda *qkv: package.flash_attn_varlen_func(*qkv, lengths, lengths, 200, 200), N)
     assert forward == [OUT, 4 * H * N, 16]
     row_sums = 4 * H * (N + 128 * B)
     assert backward == sorted([OUT] * 3 + [row_sums, row_sums * D])

@@ -84,11 +84,8 @@ def test_cross_entropy_is_cast_in_its_parts_and_outside_the_cpu_casts_as_before(
         assert torch.cat([x, x.float()]).dtype == torch.float32
 
 
-WATCHED = {
-    f"aten::{name}{place}"
-    for name in ("add", "index_add", "index_put", "scatter_add", "scatter")
-    for place in ("", "_")
-}
+ADDING = ("add", "index_add", "index_put", "scatter_add", "scatter")
+WATCHED = {f"aten::{name}{place}" for name in ADDING for place in ("", "_")}
 ROWS = (0, 3, 3)
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -37,11 +38,7 @@ def weights(*, trainable=True, rows=20):
     """Storage 0 is the root's, 1 to LAYERS the layers'; 4 bytes an element."""
     root = Weight(storage=0, shape=(60, 5), element_bytes=4, layer=None, trainable=trainable)
     shape = (rows, MATRIX // 4 // rows)
-    layers = [
-        Weight(storage=1 + layer, shape=shape, element_bytes=4, layer=layer, trainable=trainable)
-        for layer in range(LAYERS)
-    ]
-    return [root, *layers]
+    return [root, *(replace(root, storage=1 + layer, shape=shape, layer=layer) for layer in range(LAYERS))]
 
 
 def step(*, trainable=True):

@@ -80,9 +80,7 @@ def training(folder, **given):
 
 def all_layers():
     """A context in which every layer is recorded, and nothing is expanded."""
-    return patch.object(
-        recording, "depth_of_architecture", lambda architecture: depth_of_architecture(architecture).whole()
-    )
+    return patch.object(recording, "depth_of_architecture", lambda asked: depth_of_architecture(asked).whole())
 
 
 def stream_of(config, phase, *, rows=2, tokens=8, whole=False):

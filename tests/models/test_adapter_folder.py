@@ -108,9 +108,7 @@ def test_of_the_hub_only_two_files_are_fetched(write, monkeypatch, tmp_path):
     fetch = Mock(return_value=str(tmp_path))
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     merged = continued(settings("someone/adapter"))
-    fetch.assert_called_once_with(
-        "someone/adapter", allow_patterns=["adapter_config.json", "adapter_model.safetensors"]
-    )
+    fetch.assert_called_once_with("someone/adapter", allow_patterns=[CONFIG, WEIGHTS])
     assert (merged.r, merged.pretrained_adapter_weights) == (4, "someone/adapter")
 
 

@@ -52,21 +52,16 @@ def test_a_new_adapter_changes_nothing_and_trains_alone(tiny_base):
 
 
 def test_scale_dtype_and_draw(tiny_base):
-    for settings, scaling in [
-        ({"r": 4}, 2.0),
-        ({"r": 4, "alpha": 4}, 1.0),
-        ({"r": 16, "alpha": 32, "use_rslora": True}, 8.0),
-    ]:
+    rooted = {"r": 16, "alpha": 32, "use_rslora": True}
+    for settings, scaling in [({"r": 4}, 2.0), ({"r": 4, "alpha": 4}, 1.0), (rooted, 8.0)]:
         model = adapted(tiny_base, **settings)  # alpha over r, or its root
         (layer,) = [module for name, module in model.named_modules() if name.endswith("layers.0.self_attn.q_proj")]
         assert layer.scaling == {"default": scaling}
     model = adapted(tiny_base, dtype=torch.bfloat16)
     assert {weight.dtype for weight in trained(model).values()} == {torch.float32}
     assert {weight.dtype for weight in model.parameters() if not weight.requires_grad} == {torch.bfloat16}
-    draws = [
-        next(weight for name, weight in trained(adapted(tiny_base, seed=seed)).items() if "lora_A" in name)
-        for seed in (1, 1, 2)
-    ]
+    models = [trained(adapted(tiny_base, seed=seed)) for seed in (1, 1, 2)]
+    draws = [next(weight for name, weight in model.items() if "lora_A" in name) for model in models]
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
 
@@ -255,10 +250,9 @@ def test_seed_step_row_and_layer_decide_and_pytorchs_random_states_are_left_alon
     assert gradient(*dropping(tiny_base), ALL)[0] == losses
     assert gradient(*dropping(tiny_base, seed=8), ALL)[0] != pytest.approx(losses, rel=1e-5)
     ids = torch.tensor([[5, 6, 7]])  # evaluation drops nothing and needs no rows
-    assert torch.equal(
-        model.eval()(input_ids=ids).logits, dropping(tiny_base, dropout=0.0)[0].eval()(input_ids=ids).logits
-    )
-    assert dropping(tiny_base, dropout=0.0)[1] is None  # there is nothing to draw
+    plain, nothing = dropping(tiny_base, dropout=0.0)
+    assert torch.equal(model.eval()(input_ids=ids).logits, plain.eval()(input_ids=ids).logits)
+    assert nothing is None  # there is nothing to draw
     assert drop_by_row(nn.Sequential(nn.Dropout(0.5)), seed=7) is None
 
 

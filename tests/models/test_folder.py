@@ -74,9 +74,8 @@ def test_code_of_its_own_is_refused_with_what_to_do_instead(folder, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))
         (problem,) = refused("org/name")
-        assert problem.fix.startswith(
-            "`hf download org/name --local-dir DIR`, take auto_map out of DIR/config.json, set"
-        )
+        fix = "`hf download org/name --local-dir DIR`, take auto_map out of DIR/config.json, set"
+        assert problem.fix.startswith(fix)
     change(folder, "config.json", trust_remote_code=True)
     assert "(trust_remote_code in config.json)" in refused(folder, config_only=True)[0].what
     change(folder, "config.json", trust_remote_code=False, model_type="theirs")

@@ -39,9 +39,8 @@ def model(tiny_base):
 def test_sums_and_scores_are_transformers_mean_times_the_supervised_tokens_whatever_the_padding(model):
     (row,) = rows([9])
     batch = collate([row], pad_id=1)
-    torch.testing.assert_close(
-        next_token_loss(model, batch), model(input_ids=batch.input_ids, labels=labels([row])).loss * 7
-    )
+    mean = model(input_ids=batch.input_ids, labels=labels([row])).loss
+    torch.testing.assert_close(next_token_loss(model, batch), 7 * mean)
     some = rows([9, 30, 4, 17])
     batch = collate(some, pad_id=1)
     together, scores = next_token_loss(model, batch), next_token_scores(model, batch)
@@ -213,9 +212,8 @@ def gradient_of_the_unlikely(loss_of, scale):
 def test_in_fp16_small_gradients_live_by_the_loss_scale():
     scale = torch.tensor(65536.0)
     expected = gradient_of_the_unlikely(lambda *args: whole(*args, LogitTransform()), scale)
-    scaled = gradient_of_the_unlikely(
-        lambda *args: chunked_loss_sum(*args, gradient_scale=scale / D, most_rows=3), scale
-    )
+    settings = {"gradient_scale": scale / D, "most_rows": 3}
+    scaled = gradient_of_the_unlikely(lambda *args: chunked_loss_sum(*args, **settings), scale)
     assert bool(expected[0].all())
     assert error(scaled, expected) < 1e-2
     unscaled = gradient_of_the_unlikely(lambda *args: chunked_loss_sum(*args, most_rows=3), scale)
@@ -278,11 +276,9 @@ def loss_and_gradient(model, head, *, autocast=None):
 
 
 def assert_alike(model, head, tolerance, **settings):
-    (loss, gradient), (expected, expected_gradient) = (
-        loss_and_gradient(model, each, **settings) for each in (head, None)
-    )
+    (loss, gradient), (expected, theirs) = (loss_and_gradient(model, each, **settings) for each in (head, None))
     torch.testing.assert_close(loss, expected, rtol=tolerance, atol=0)
-    assert float((gradient - expected_gradient).norm() / expected_gradient.norm()) < tolerance
+    assert float((gradient - theirs).norm() / theirs.norm()) < tolerance
 
 
 def llama(kind=LlamaForCausalLM, **settings):
@@ -329,10 +325,8 @@ def test_adapters_act(kind, checkpointing, small_chunks):
     if checkpointing:
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
-    settings = LoraConfig(
-        task_type="CAUSAL_LM", target_modules="all-linear", init_lora_weights=False, use_dora=kind == "dora"
-    )
-    adapted = get_peft_model(model, settings).train()
+    settings = {"target_modules": "all-linear", "init_lora_weights": False, "use_dora": kind == "dora"}
+    adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings)).train()
     head = logit_head(adapted)
     assert isinstance(head, LogitHead)
     assert_alike(adapted, head, 1e-6)

@@ -72,9 +72,8 @@ def oracle(base, adapter, *, transposed=()):
     """The merged state dict in fp64, from the adapter's files and the base's weights, without PEFT."""
     settings = json.loads((adapter / "adapter_config.json").read_text())
     scale = settings["lora_alpha"] / (math.sqrt(settings["r"]) if settings["use_rslora"] else settings["r"])
-    learned = {
-        name.removeprefix(PREFIX): weight for name, weight in tensors(adapter / "adapter_model.safetensors").items()
-    }
+    stored = tensors(adapter / "adapter_model.safetensors")
+    learned = {name.removeprefix(PREFIX): weight for name, weight in stored.items()}
     state = {name: weight.detach().clone().double() for name, weight in base.items()}
     for name, weight in learned.items():
         if name.endswith(".bias"):

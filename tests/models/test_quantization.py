@@ -152,10 +152,8 @@ def test_the_adapters_gradient_is_that_over_dequantised_weights(tiny_base, setti
 @BITS
 def test_dora_and_transposed_layers_and_biases(tmp_path, settings):
     qwen2 = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    kinds = {
-        "gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64},
-        "qwen2": {**qwen2, "num_key_value_heads": 2},
-    }
+    qwen2["num_key_value_heads"] = 2
+    kinds = {"gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}, "qwen2": qwen2}
     for name, sizes in kinds.items():
         base = tmp_path / name
         architecture = AutoConfig.for_model(name, vocab_size=300, bos_token_id=0, eos_token_id=0, **sizes)
@@ -309,9 +307,8 @@ def test_a_row_that_is_no_whole_number_of_blocks_is_dequantised_right(shape, dty
 
 def test_without_bitsandbytes_the_install_command_is_given(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(
-        ModelError, match=r"cannot be imported: .*\n  fix: install it with `pip install 'brim\[quantization\]'"
-    ):
+    words = r"cannot be imported: .*\n  fix: install it with `pip install 'brim\[quantization\]'"
+    with pytest.raises(ModelError, match=words):
         require_bitsandbytes()
 
 

@@ -112,9 +112,7 @@ LONG = "the longest row, 1,417 tokens, takes 15.0 GiB alone, and 13.0 GiB are av
 
 def of(*seconds):
     """One candidate a way, in the order of preference; None: it does not fit."""
-    made = [
-        replace(hand_made_candidate(seconds=each or 1.0), way=way) for each, way in zip(seconds, WAYS, strict=False)
-    ]
+    made = [replace(hand_made_candidate(seconds=s or 1.0), way=way) for s, way in zip(seconds, WAYS, strict=False)]
     return [each if took else does_not_fit(each) for each, took in zip(made, seconds, strict=True)]
 
 

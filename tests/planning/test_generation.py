@@ -43,9 +43,7 @@ def traced_peak(sample):
 
 
 @pytest.mark.parametrize(("device", "element_bytes"), [("cpu", 4), ("a10", 2)])
-def test_the_cache_takes_what_its_cells_hold_and_between_the_samples_lies_what_a_trace_finds(
-    tmp_path, device, element_bytes
-):
+def test_the_cache_takes_what_its_cells_hold_and_lies_where_a_trace_finds_it(tmp_path, device, element_bytes):
     caches, _ = caches_of(tmp_path, device=device)
     limits = {"max_new_tokens": NEW_TOKENS, "most_rows": 64, "cap_bytes": 10**9, "context_length": 4096}
     model = CacheModel.of(caches, LENGTHS, **limits)
