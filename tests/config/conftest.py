@@ -19,15 +19,15 @@ def choices_of(source, device=CPU, **facts):
     return {each.key: (each.value, each.reason) for each in choices}
 
 
+def least(**keys):
+    """The least configuration, with root keys added or replaced."""
+    inputs, outputs = ([{"name": name, "type": "text"}] for name in ("prompt", "answer"))
+    return {"base_model": "model", "input_features": inputs, "output_features": outputs, **keys}
+
+
 @pytest.fixture
 def minimal():
-    """The least configuration, with root keys added or replaced."""
-    return lambda **keys: {
-        "base_model": "model",
-        "input_features": [{"name": "prompt", "type": "text"}],
-        "output_features": [{"name": "answer", "type": "text"}],
-        **keys,
-    }
+    return least
 
 
 @pytest.fixture

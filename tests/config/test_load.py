@@ -213,10 +213,8 @@ def test_a_missing_file_a_folder_and_a_name_that_cannot_be(file):
 
 
 def test_a_models_folder_is_a_configuration_to_run_it_as_it_is_and_others_are_named(tmp_path):
-    for name, words in {
-        "adapter_config.json": "this folder holds an adapter, not a model",
-        "config.yaml": "this is the folder of a run",
-    }.items():
+    adapter, run = "this folder holds an adapter, not a model", "this is the folder of a run"
+    for name, words in [("adapter_config.json", adapter), ("config.yaml", run)]:
         (tmp_path / name).write_text("{}")
         with refused(f"… {words}", by=ConfigError):
             load_config(tmp_path)
@@ -309,14 +307,8 @@ def _paths(value, path=()):
 
 
 PATHS = [path for path in _paths(VALID) if path]
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=8)
-    | st.sampled_from(["auto", "lora", "none", "dpo", "", "{a.b}", datetime.date(2001, 1, 1), b"x", {1}, object()])
-)
+ODD = ["auto", "lora", "none", "dpo", "", "{a.b}", datetime.date(2001, 1, 1), b"x", {1}, object()]
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(ODD)
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3),

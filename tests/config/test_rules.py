@@ -109,10 +109,8 @@ NO_BUDGETS = [
 
 
 def test_a_budget_and_a_margin_of_memory(minimal, refusals):
-    for key, values in {
-        "budget": ["auto", "14 GiB", "14GiB", "500 MiB", 0.9, 1, 1.0, "1 B"],
-        "margin": ["auto", "1.5 GiB", "0 B", 0, 0.05],
-    }.items():
+    budgets, margins = ["auto", "14 GiB", "14GiB", "500 MiB", 0.9, 1, 1.0, "1 B"], ["auto", "1.5 GiB", "0 B", 0, 0.05]
+    for key, values in [("budget", budgets), ("margin", margins)]:
         for value in values:
             assert getattr(load_config(minimal(memory={key: value})).config.memory, key) == value
     refusals("budgets.txt", lambda value: load_config(minimal(memory={"budget": value})), NO_BUDGETS)

@@ -2,7 +2,7 @@
 
 import pytest
 from hypothesis import given, strategies as st
-from tests.config.conftest import CPU
+from tests.config.conftest import CPU, least
 from tests.messages import refused
 from tests.properties import examples
 
@@ -63,19 +63,10 @@ def test_aliases_of_aliases_do_not_explode():
         read_yaml("\n".join(lines), "f")
 
 
-def _source(**keys):
-    return {
-        "base_model": "model",
-        "input_features": [{"name": "prompt", "type": "text"}],
-        "output_features": [{"name": "answer", "type": "text"}],
-        **keys,
-    }
-
-
 def test_a_resolved_configuration_comes_back_from_its_file(tmp_path):
     trainer = {"type": "finetune", "learning_rate": "auto", "gradient_clipping": None, "optimizer": "adafactor"}
     prompt = {"template": "### {question}\n\n### Answer:\n"}
-    config = resolve(load_config(_source(adapter="lora", trainer=trainer, prompt=prompt)).config, CPU).config
+    config = resolve(load_config(least(adapter="lora", trainer=trainer, prompt=prompt)).config, CPU).config
     path = tmp_path / "config.yaml"
     text = dump(config, path)
     assert path.read_text(encoding="utf-8") == text
@@ -86,20 +77,20 @@ def test_a_resolved_configuration_comes_back_from_its_file(tmp_path):
 
 
 def test_a_cut_by_length_stays_one_and_small_numbers_are_numbers_to_readers_of_yaml_1_1_too():
-    config = resolve(load_config(_source(trainer={"type": "finetune", "effective_batch_size": 8})).config, CPU).config
+    config = resolve(load_config(least(trainer={"type": "finetune", "effective_batch_size": 8})).config, CPU).config
     assert "  batch_size: auto\n" in dump(config)
-    text = dump(load_config(_source(trainer={"type": "finetune", "learning_rate": 1e-05})).config)
+    text = dump(load_config(least(trainer={"type": "finetune", "learning_rate": 1e-05})).config)
     assert "  batch_size: auto\n" not in text  # written without a batch, it is refused
     assert "learning_rate: 1.0e-05\n" in text
     assert "eps: 1.0e-08\n" in text
 
 
 def test_secrets_are_left_out_of_what_is_written_and_nothing_else_is():
-    config = Config.model_validate(_source(base_model=f"https://me:{HF}@host/model", prompt={"template": HF}))
+    config = Config.model_validate(least(base_model=f"https://me:{HF}@host/model", prompt={"template": HF}))
     text = dump(config)  # which was never loaded
     assert HF not in text
     assert "base_model: https://***@host/model\n" in text
-    source = _source(
+    source = least(
         base_model="/mnt/hf_checkpoints/hf_" + "a" * 34 + "/llama",
         dataset="/data/ghp_" + "a" * 36,
         prompt={"template": "https://host/?api_key={question}&token=x https://{user}:{password}@host"},
@@ -120,7 +111,7 @@ _TEXT = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=
     bias=st.lists(st.tuples(st.lists(st.integers(0, 10**6), max_size=3), st.floats(-1e6, 1e6)), max_size=3),
 )
 def test_any_text_and_number_comes_back(tmp_path_factory, name, template, fill, rate, bias):
-    source = _source(
+    source = least(
         dataset=name,
         input_features=[{"name": "(input)", "type": "text", "preprocessing": {"fill_value": fill}}],
         prompt={"template": template.replace("{", "{{").replace("}", "}}")},
@@ -164,7 +155,7 @@ def test_the_environments_secrets_are_masked_whatever_they_look_like(monkeypatch
     assert mask_text("?key=a%2Fb%2Bc" + "a%2Fb%2Bc" * 3) == "?key=***"
     assert mask_secrets({"dataset": "/d/quite ordinary words/x"}) == {"dataset": "/d/***/x"}
     with pytest.raises(ConfigError, match="a secret stands in the configuration, in base_model") as caught:
-        load_config(_source(base_model="/models/quite ordinary words"))
+        load_config(least(base_model="/models/quite ordinary words"))
     assert "ordinary" not in str(caught.value)
 
 
@@ -176,11 +167,11 @@ def test_a_secret_in_the_configuration_is_refused_and_no_message_repeats_it():
         ({"output_features": [{"name": HF, "type": "text"}]}, "output_features.0.name"),
     ]:
         with refused(f"{where}: a secret stands in the configuration, in {where} … environment") as caught:
-            load_config(_source(**keys))
+            load_config(least(**keys))
         assert HF not in str(caught.value)
     overrides = [f"prompt.template={HF}", f"trainer.epochs={HF}", f"trainer.type={HF}", f"x={HF}", HF]
     values = [{"precision": HF}, {"adapter": HF}, {"api_key": HF}, {"trainer": {"type": "finetune", "epochs": HF}}]
     for keys, written in [*(({}, [override]) for override in overrides), *((keys, []) for keys in values)]:
         with pytest.raises(ConfigError) as caught:
-            load_config(_source(**keys), written)
+            load_config(least(**keys), written)
         assert HF not in str(caught.value)

@@ -55,11 +55,8 @@ def write_tokenizer_folder(folder, *, template="<s> $A", **files):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        special_tokens=["<s>", "</s>", "<pad>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    settings = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
+    trainer = trainers.BpeTrainer(special_tokens=["<s>", "</s>", "<pad>"], **settings)
     tokenizer.train_from_iterator([], trainer)
     if template is not None:
         special = [("<s>", BOS), ("</s>", EOS)]
@@ -88,14 +85,10 @@ def make_config():
     """A configuration over the columns `q` and `a`; dotted changes with __ for the dot, input__ and output__ short."""
 
     def make(**changes):
-        data = {
-            "base_model": "base",
-            "input_features": [{"name": "q", "type": "text", "preprocessing": {}}],
-            "output_features": [{"name": "a", "type": "text", "preprocessing": {}}],
-            "trainer": {"type": "finetune"},
-            "adapter": "lora",
-        }
-        starts = {"input": data["input_features"][0], "output": data["output_features"][0]}
+        question, answer = ({"name": name, "type": "text", "preprocessing": {}} for name in "qa")
+        data = {"base_model": "base", "trainer": {"type": "finetune"}, "adapter": "lora"}
+        data |= {"input_features": [question], "output_features": [answer]}
+        starts = {"input": question, "output": answer}
         for path, value in changes.items():
             *sections, last = path.split("__")
             section = data

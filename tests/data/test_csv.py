@@ -98,10 +98,8 @@ def test_any_table_comes_out_of_any_form_as_it_went_in_with_its_lines(tmp_path, 
     names, rows = table
     # Windows-1252 is recognised by words, not by letters drawn by chance.
     letters = str.maketrans(dict.fromkeys("üéß\u2028", "o") if encoding == "cp1252" else {})
-    names, rows = (
-        [name.translate(letters) for name in names],
-        [([cell.translate(letters) for cell in cells], *how) for cells, *how in rows],
-    )
+    names = [name.translate(letters) for name in names]
+    rows = [([cell.translate(letters) for cell in cells], *how) for cells, *how in rows]
     text, lines = (f"sep={sign}{ending}" if says else "") + sign.join(names) + ending, []
     for cells, in_quotes, num_blank in rows:
         text += ending * num_blank

@@ -105,13 +105,8 @@ def test_what_is_wrong_with_a_file_is_told_with_its_place(tmp_path):
             usable(read(given), [], PreprocessingConfig(on_bad_row="error"))
 
 
-LISTS = st.lists(
-    st.dictionaries(
-        st.sampled_from("qa"), st.text('a1\\"]},ü😀\n', max_size=5) | st.integers() | st.none(), max_size=2
-    ),
-    min_size=1,
-    max_size=8,
-)
+CELLS = st.text('a1\\"]},ü😀\n', max_size=5) | st.integers() | st.none()
+LISTS = st.lists(st.dictionaries(st.sampled_from("qa"), CELLS, max_size=2), min_size=1, max_size=8)
 
 
 @given(

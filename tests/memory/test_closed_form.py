@@ -39,13 +39,8 @@ N = 6_738_415_616  # parameters of Llama 2 7B
 
 
 HEADS = {**SMALL, "head_dim": 16}
-TINY = {
-    **FAMILIES,
-    **dict.fromkeys(("qwen3", "gemma", "gemma2", "gemma3_text", "ministral"), HEADS),
-    "granite": SMALL,
-    "mixtral": {**SMALL, "num_local_experts": 4},
-    "qwen3_moe": {**FAMILIES["qwen3_moe"], "head_dim": 16},
-}
+TINY = FAMILIES | dict.fromkeys(("qwen3", "gemma", "gemma2", "gemma3_text", "ministral"), HEADS) | {"granite": SMALL}
+TINY |= {"mixtral": {**SMALL, "num_local_experts": 4}, "qwen3_moe": {**FAMILIES["qwen3_moe"], "head_dim": 16}}
 CASES = [
     *((kind, TINY[kind]) for kind in KNOWN),
     ("llama", {**HEADS, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -77,14 +72,9 @@ def test_what_a_config_json_may_say():
     assert other.linears == read_architecture({"model_type": "llama", **SMALL}).linears
     with pytest.raises(ModelError, match=r"config\.json does not say num_hidden_layers"):
         read_architecture({"model_type": "llama", **SMALL, "num_hidden_layers": None})
-    for config, num_bytes in (
-        ({"torch_dtype": "float16"}, 2),
-        ({"dtype": "torch.bfloat16"}, 2),
-        ({"dtype": None, "torch_dtype": "float16"}, 2),
-        ({"text_config": {"dtype": "float16"}}, 2),
-        ({}, 4),
-    ):
-        assert stored_bytes(config) == stored_dtype(SimpleNamespace(config=config)).itemsize == num_bytes
+    in_two_bytes = [{"torch_dtype": "float16"}, {"dtype": "torch.bfloat16"}, {"dtype": None, "torch_dtype": "float16"}]
+    for config in [*in_two_bytes, {"text_config": {"dtype": "float16"}}, {}]:
+        assert stored_bytes(config) == stored_dtype(SimpleNamespace(config=config)).itemsize == (2 if config else 4)
 
 
 ROWS, TOKENS = 2, 32
@@ -137,13 +127,9 @@ def saved_by_a_layer(kind, sizes, *, dtype, lora, attention):
 )
 def test_the_rule_is_within_a_hundredth_of_what_is_saved(kind, sizes, dtype, lora, attention):
     each = 4 if dtype == "float32" else 2
-    parts = kept_in_a_layer(
-        read_architecture({"model_type": kind, **sizes}),
-        Arithmetic(compute_bytes=each, residual_bytes=each, autocast=False),
-        lora=lora,
-        attention=attention,
-        sequence_length=TOKENS,
-    )
+    arithmetic = Arithmetic(compute_bytes=each, residual_bytes=each, autocast=False)
+    how = {"lora": lora, "attention": attention, "sequence_length": TOKENS}
+    parts = kept_in_a_layer(read_architecture({"model_type": kind, **sizes}), arithmetic, **how)
     saved = saved_by_a_layer(kind, sizes, dtype=getattr(torch, dtype), lora=lora, attention=attention)
     # What is left out: a few numbers a token, such as the norms' variances.
     assert 0 <= saved - sum(part.bytes_per_token for part in parts) <= 0.01 * saved
@@ -185,14 +171,9 @@ def test_112_gigabytes_of_the_workshop():
 
 
 def test_lora_on_mistral_in_16_bits_with_checkpointing():
-    found = worked(
-        MISTRAL,
-        rows=4,
-        tokens=4096,
-        precision="bf16-true",
-        adapter={"type": "lora", "r": 16, "dropout": 0, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
-        trainer={"type": "finetune", "optimizer": "adamw", "enable_gradient_checkpointing": True},
-    )
+    adapter = {"type": "lora", "r": 16, "dropout": 0, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+    trainer = {"type": "finetune", "optimizer": "adamw", "enable_gradient_checkpointing": True}
+    found = worked(MISTRAL, rows=4, tokens=4096, precision="bf16-true", adapter=adapter, trainer=trainer)
     by_name = lines(found)
     added = 32 * 16 * (4 * 4096 + 2 * 4096 + 2 * 1024)  # q and o: 4096 + 4096 each; k and v: 4096 + 1024 each
     formula = f"r 16 × (inputs + outputs) of q_proj, k_proj, v_proj, o_proj = {added:,} × 4 B"

@@ -69,12 +69,9 @@ def test_an_a100_has_less_than_its_nominal_memory_and_reaches_its_share_of_the_d
 
 
 def test_a_typo_names_the_nearest_card_and_a_name_that_is_like_none_asks_for_the_memory():
-    for name, fix in (
-        ("a100-80bg", "write a100-80gb"),
-        ("4900", "write rtx-4090"),
-        ("L40X", "write l40"),
-        *((name, "give its memory instead, such as --memory 14GiB") for name in ("tpu", "rtx", "")),
-    ):
+    nearest = {"a100-80bg": "write a100-80gb", "4900": "write rtx-4090", "L40X": "write l40"}
+    unlike = dict.fromkeys(("tpu", "rtx", ""), "give its memory instead, such as --memory 14GiB")
+    for name, fix in {**nearest, **unlike}.items():
         with pytest.raises(InputError) as caught:
             find_device(name)
         (problem,) = caught.value.problems

@@ -129,12 +129,8 @@ def test_the_adapters_gradient_is_that_over_dequantised_weights(tiny_base, setti
     """Also with activation checkpointing, although nothing below the first adapter needs a gradient."""
     trainer = {"type": "finetune", "enable_gradient_checkpointing": checkpointing}
     model = load(tiny_base, settings, adapter=LORA, trainer=trainer, trainable=True)
-    twin = add_adapter(
-        plain_twin(load(tiny_base, settings), tiny_base),
-        load_config({"base_model": "m", "adapter": LORA}).config.adapter,
-        seed=42,
-        trainable=True,
-    )
+    adapter = load_config({"base_model": "m", "adapter": LORA}).config.adapter
+    twin = add_adapter(plain_twin(load(tiny_base, settings), tiny_base), adapter, seed=42, trainable=True)
     gradients = []
     for each in (model, twin):
         for name, weight in each.named_parameters():

@@ -58,16 +58,10 @@ def does_not_fit(candidate):
 def hand_made_plan(**changes):
     """Four ways, of which two fit."""
     chosen = hand_made_candidate()
-    budget = Budget(
-        device="t4",
-        limit_bytes=15 * GIB,
-        outside_bytes=512 * MIB,
-        margin_bytes=300 * MIB,
-        limit_reason="all that the device has",
-        margin_reason="2% of the budget",
-    )
+    limits = {"limit_bytes": 15 * GIB, "outside_bytes": 512 * MIB, "margin_bytes": 300 * MIB}
+    reasons = {"limit_reason": "all that the device has", "margin_reason": "2% of the budget"}
     plan = TrainingPlan(
-        budget=budget,
+        budget=Budget(device="t4", **limits, **reasons),
         lengths=summarize_lengths([17] * 3 + [100] * 60 + [300] * 30 + [1024] * 6 + [1417]),
         effective_batch_size=32,
         total_steps=12,

@@ -63,16 +63,9 @@ def hand_counted(rows, length, *, checkpointed=False):
 
 def speed(*, host_s=0.0, is_asynchronous=True, least_s=0.0):
     """10**6 FLOP/s (attention half), 10**6 bytes a second."""
-    return DeviceSpeed(
-        name="slow",
-        source="by hand",
-        flops_by_dtype={"bfloat16": 1e6},
-        attention_share=0.5,
-        bytes_per_s=1e6,
-        host_s_per_kernel=host_s,
-        least_s_per_kernel=least_s,
-        is_asynchronous=is_asynchronous,
-    )
+    rates = {"flops_by_dtype": {"bfloat16": 1e6}, "attention_share": 0.5, "bytes_per_s": 1e6}
+    waits = {"host_s_per_kernel": host_s, "least_s_per_kernel": least_s, "is_asynchronous": is_asynchronous}
+    return DeviceSpeed(name="slow", source="by hand", **rates, **waits)
 
 
 # Costs by hand: 1,000 bytes and 10 a token; 1 s and 10 ms a token. The fastest cuts of the two effective batches of four

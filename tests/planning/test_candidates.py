@@ -145,12 +145,8 @@ def test_the_reason_compares_with_the_second_best_or_says_why_no_other_was_taken
 
 
 def test_what_the_configuration_says_is_not_left_open():
-    for checkpointing, chunked, left in (
-        ("auto", "auto", [0, 1, 2, 3]),
-        (True, "auto", [2, 3]),
-        ("auto", False, [1, 3]),
-        (False, True, [0]),
-    ):
+    cases = [("auto", "auto", [0, 1, 2, 3]), (True, "auto", [2, 3]), ("auto", False, [1, 3]), (False, True, [0])]
+    for checkpointing, chunked, left in cases:
         assert ways(checkpointing=checkpointing, chunked=chunked) == [WAYS[number] for number in left]
     assert len({str(way) for way in WAYS}) == 4
     assert str(Way(gradient_checkpointing=True, chunked_loss=False)) == "checkpointing, whole logits"

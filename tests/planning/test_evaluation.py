@@ -83,15 +83,9 @@ COSTS = Costs(
 
 
 def plan_of(lengths, *, room_bytes=1_600, useful=10_000, overhead=lambda shapes: 0):
-    return forward_plan(
-        lengths,
-        costs=COSTS,
-        source="traced",
-        budget=replace(BUDGET, limit_bytes=room_bytes + 400),
-        useful_tokens=useful,
-        overhead_bytes=overhead,
-        reason="a test",
-    )
+    how = {"useful_tokens": useful, "overhead_bytes": overhead, "reason": "a test"}
+    budget = replace(BUDGET, limit_bytes=room_bytes + 400)
+    return forward_plan(lengths, costs=COSTS, source="traced", budget=budget, **how)
 
 
 def test_no_batch_has_more_tokens_than_are_useful_or_fit():
@@ -101,10 +95,8 @@ def test_no_batch_has_more_tokens_than_are_useful_or_fit():
     assert plan.total_bytes == 424  # 124 allocated, 300 outside
     (short,) = scoring_lines(plan, doing="evaluation", is_part=True)
     assert short == "evaluation: 1 batch of up to 3 × 8 tokens; 424 B of 2.0 KiB; about 1.2 s (estimated) (a test)"
-    assert (
-        str(next(scoring_lines(plan, doing="evaluation", is_part=False)))
-        == "batch: 1 batch of up to 3 × 8 tokens, 20.0% padding (a test)"
-    )
+    line = str(next(scoring_lines(plan, doing="evaluation", is_part=False)))
+    assert line == "batch: 1 batch of up to 3 × 8 tokens, 20.0% padding (a test)"
     plan = plan_of([10] * 12, useful=40)
     assert (plan.num_batches, plan.widest, plan.cap_bytes) == (3, (4, 10), 140)
     assert plan_of([50, 10, 10], useful=20).cap_bytes == 150  # a row that is longer stands alone
