@@ -59,12 +59,8 @@ def test_the_product_is_exact_and_what_was_given_is_kept(batch, accumulation, ef
     keys = {"gradient_accumulation_steps": accumulation, "effective_batch_size": effective}
     keys |= {} if batch is None else {"batch_size": batch}
     found = batch_sizes(_trainer(**keys))
-    possible = any(
-        b * a == e
-        for b in ([batch] if batch else range(1, 61))
-        for a in ([accumulation] if accumulation != "auto" else range(1, 61))
-        for e in ([effective] if effective != "auto" else [b * a])
-    )
+    micro, steps = ([given] if isinstance(given, int) else range(1, 61) for given in (batch, accumulation))
+    possible = any(effective in ("auto", rows * times) for rows in micro for times in steps)
     assert isinstance(found, BatchSizes) == possible
     if isinstance(found, BatchSizes) and found.micro_batch_rows is None:
         assert (batch, accumulation) == (None, "auto")

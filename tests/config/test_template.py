@@ -52,11 +52,6 @@ def test_any_text_is_parsed_or_refused_and_reaches_into_nothing(template):
     assert not any(set(name) & set(".[]!{}:") for name in parsed.names)
 
 
-@given(st.text(max_size=40))
-def test_doubled_braces_give_any_text_back(text):
-    assert Template.parse(text.replace("{", "{{").replace("}", "}}")).render({}) == text
-
-
 @given(st.lists(st.sampled_from(["a", "b c", "{{", "}}", "x\n", "{a}", "{b c}", "{a:.1f}"]), max_size=10))
 def test_rendering_agrees_with_str_format_where_both_are_safe(pieces):
     template = "".join(pieces)

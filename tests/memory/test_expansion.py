@@ -134,9 +134,8 @@ def test_a_recorded_step_becomes_the_full_one(kinds):
 
 def test_a_storage_is_found_in_the_layer_that_is_asked_for():
     expansion = expand(Step(4).run(), DEPTH, layers_path=PATH)
-    assert [expansion.number(DEPTH.template(layer), layer) for layer in range(9)] == list(
-        range(9)
-    )  # weights come first
+    weights = [expansion.number(DEPTH.template(layer), layer) for layer in range(9)]
+    assert weights == list(range(9))  # they come first
     assert expansion.number(4, 6) == 9  # of no layer: the shared one, after nine weights
     with pytest.raises(NotUniformError, match="storage 0 is not of layer 6"):
         expansion.number(0, 6)
@@ -167,22 +166,19 @@ def far_away(step):
             step.death(storages[1], "backward", layer)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+def test_what_does_not_repeat_is_refused():
+    for make, message in [
         (lambda step: born(step, 0, 1, 2, 3, sizes=(10, 11, 12, 13)), "layers 1 and 2 differ"),
         (uneven_deaths, "layers 1 and 2 differ"),
         (lambda step: born(step, 0, 2, 1, 3), r"layers come in the order \[0, 2, 1, 3\]"),
         (both_middle_ones_die_outside, r"outside the layers, something dies of layers \[1, 2\]"),
         (far_away, "in layer 3, something dies of layer 1"),
-    ],
-)
-def test_what_does_not_repeat_is_refused(make, message):
-    step = Step(4)
-    step.stream.mark("first")
-    make(step)
-    with pytest.raises(NotUniformError, match=message):
-        expand(step.stream, DEPTH, layers_path=PATH)
+    ]:
+        step = Step(4)
+        step.stream.mark("first")
+        make(step)
+        with pytest.raises(NotUniformError, match=message):
+            expand(step.stream, DEPTH, layers_path=PATH)
 
 
 LORA = {"adapter": {"type": "lora", "r": 4}}

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -94,18 +95,13 @@ def loaded(*sizes):
 
 def live(stream):
     """Live bytes by category after each event; every storage is born before it dies, and dies once."""
-    now = {}
-    alive = set()
+    now, alive = Counter(), set()
     for storage, place in zip(stream.storages, stream.places, strict=True):
-        which = storage if storage >= 0 else ~storage
-        if storage >= 0:
-            assert storage not in alive
-            alive.add(storage)
-        else:
-            alive.remove(which)
-        change = stream.sizes[which] if storage >= 0 else -stream.sizes[which]
-        category = stream.categories[which]
-        now[category] = now.get(category, 0) + change
+        is_birth = storage >= 0
+        which = storage if is_birth else ~storage
+        assert (which in alive) != is_birth
+        alive ^= {which}
+        now[stream.categories[which]] += stream.sizes[which] if is_birth else -stream.sizes[which]
         yield place, dict(now)
 
 

@@ -74,9 +74,8 @@ def test_every_setting_that_contradicts_the_adapter_is_named(write):
     assert caught.value.problems[0].fix.startswith("take adapter.r out of the configuration, or train a new adapter")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_settings_that_are_not_plain_lora_are_refused(write):
+    for changes, message in [
         ({"peft_type": "IA3"}, r'cannot be loaded: peft_type in adapter_config\.json is "IA3", not LORA'),
         ({"peft_type": None}, "is null, not LORA"),
         ({"code": "x.py", "base_model_class": "x"}, "that brim does not know: base_model_class, code\n"),
@@ -94,13 +93,11 @@ def test_every_setting_that_contradicts_the_adapter_is_named(write):
         ({"r": 10**9}, rf"{FACTOR} in {WEIGHTS} has 4 rows, and r in {CONFIG} is 1000000000\n"),
         ({"r": 10**400}, "r in adapter_config.json is a number of too many digits"),
         ({"inference_mode": "no"}, 'inference_mode in adapter_config.json is "no"'),
-    ],
-)
-def test_settings_that_are_not_plain_lora_are_refused(write, changes, message):
-    weights = write(**changes)
-    with pytest.raises(ModelError, match=message) as caught:
-        open_adapter(weights)
-    assert caught.value.problems[0].where == weights
+    ]:
+        weights = write(**changes)
+        with pytest.raises(ModelError, match=message) as caught:
+            open_adapter(weights)
+        assert caught.value.problems[0].where == weights
 
 
 def test_of_the_hub_only_two_files_are_fetched(write, monkeypatch, tmp_path):

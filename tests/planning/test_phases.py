@@ -139,9 +139,8 @@ LARGE = BatchSchedule.of([(0, 8), (100, 101), (150, 4000), (200, 100)])
 LATE = BatchSchedule.of([(0, 8), (100, 16), (200, 32), (250, 64)])
 
 
-@pytest.mark.parametrize(
-    ("schedule", "num_rows", "total_samples", "expected"),
-    [
+def test_a_phase_larger_than_an_epoch_or_after_the_runs_end_is_named():
+    for schedule, num_rows, total_samples, expected in [
         (LARGE, 100, 300, ["phase 3 of 4 asks for 4,000 rows … there are 100 … fix: lower it to 100 or less"]),
         (BatchSchedule.of([(0, 8), (100, 100)]), 100, 300, []),
         (BatchSchedule.constant(1000), 10, 20, []),  # one size for the whole run may be larger
@@ -153,13 +152,11 @@ LATE = BatchSchedule.of([(0, 8), (100, 16), (200, 32), (250, 64)])
         (BatchSchedule.of([(0, 8), (100, 4000)]), 100, 100, ["phase 2 of 2 asks", "phase 2 of 2, 4,000 rows"]),
         (DOUBLING, 1000, 1000, ["phase 4 of 4, 64 rows"]),  # it never comes to its final batch
         (DOUBLING, 1000, 1001, []),
-    ],
-)
-def test_a_phase_larger_than_an_epoch_or_after_the_runs_end_is_named(schedule, num_rows, total_samples, expected):
-    found = faults(schedule, num_rows=num_rows, total_samples=total_samples, where="trainer.key")
-    assert len(found) == len(expected)
-    for problem, words in zip(found, expected, strict=True):
-        assert says(str(problem), f"trainer.key: {words}")
+    ]:
+        found = faults(schedule, num_rows=num_rows, total_samples=total_samples, where="trainer.key")
+        assert len(found) == len(expected), (schedule, total_samples)
+        for problem, words in zip(found, expected, strict=True):
+            assert says(str(problem), f"trainer.key: {words}")
 
 
 @given(
