@@ -215,8 +215,7 @@ def test_a_function_of_python_stays_what_it_is(finetune, file):
     loaded = load_config(finetune(effective_batch_size=8, batch_increase_function=grow))
     assert loaded.config.trainer.batch_increase_function is grow
     assert loaded.config.model_dump()["trainer"]["batch_increase_function"] is grow
-    again = load_config(file(dump(loaded.config))).config
-    assert again.trainer.batch_increase_function == f"{__name__}:grow"
+    assert load_config(file(dump(loaded.config))).config.trainer.batch_increase_function == f"{__name__}:grow"
     nameless = load_config(finetune(effective_batch_size=8, batch_increase_function=lambda epoch, size: 1)).config
     name = f"{__name__}:test_a_function_of_python_stays_what_it_is.<locals>.<lambda>"
     assert load_config(file(dump(nameless))).config.trainer.batch_increase_function == name
@@ -236,8 +235,7 @@ def test_the_effective_batch_that_moving_ones_imply_and_no_number_of_micro_batch
     keys = {"effective_batch_size": 20, "batch_rampup": "0.1dur", "batch_size": 7}
     trainer = resolve(load_config(finetune(**keys)).config, CPU).config.trainer
     assert (trainer.batch_size, trainer.gradient_accumulation_steps) == (7, AUTO)
-    sizes = BatchSizes(effective_rows=20, micro_batch_rows=7, accumulation_steps=None)
-    assert batch_sizes(trainer) == sizes
+    assert batch_sizes(trainer) == BatchSizes(effective_rows=20, micro_batch_rows=7, accumulation_steps=None)
     one = load_config(finetune(effective_batch_size=1, batch_rampup={"length": "1ep", "from": 8})).config.trainer
     assert batch_sizes(one).micro_batch_rows is None
 

@@ -44,8 +44,7 @@ def test_prompts_that_are_accepted_and_a_type_without_a_number_asks_for_one_exam
         ({"task": "Classify.", "template": "{__task__} {__context__} {__sample__}", "retrieval": SEMANTIC}, 2),
         ({"template": "{__context__} {a column}", "retrieval": {"type": "random", "k": 3}}, 3),
     ]:  # fmt: skip
-        read = load_config(minimal(prompt=prompt)).config.prompt
-        assert read.num_examples == num_examples
+        assert load_config(minimal(prompt=prompt)).config.prompt.num_examples == num_examples
 
 
 MATCH = {
@@ -94,8 +93,7 @@ def test_labels_are_those_of_the_rules_of_vocab_or_of_the_data(category, minimal
 
 
 def test_a_dumped_category_loads_back(category):
-    source = category(decoder={**DECODER, "constrain_to_vocabulary": True})
-    config = load_config(source).config
+    config = load_config(category(decoder={**DECODER, "constrain_to_vocabulary": True})).config
     assert load_config(config.model_dump()).config == config
     assert list(config.model_dump()["output_features"][0]["decoder"]["match"]) == list(MATCH)
     assert "constrain_to_vocabulary: true" in dump(config)
@@ -157,8 +155,7 @@ def test_labels_that_the_model_writes_must_be_read_as_themselves(category):
 
 
 def test_labels_that_are_never_found_are_noted(category):
-    source = category(preprocessing={"fallback_label": "none", "vocab": [*MATCH, "mixed"]})
-    (note,) = load_config(source).notes
+    (note,) = load_config(category(preprocessing={"fallback_label": "none", "vocab": [*MATCH, "mixed"]})).notes
     assert says(note, "output_features.0.preprocessing.vocab: the label 'mixed' is never found, since it has no rule")
     rules = {"good": "contains Good", "very good": "contains very good", "bad": "regex bad", "neutral": "regex bad"}
     match = {label: dict(zip(("type", "value"), rule.split(" ", 1), strict=True)) for label, rule in rules.items()}

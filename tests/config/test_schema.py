@@ -73,8 +73,7 @@ def test_the_example_loads_and_every_key_is_on_the_page(file):
     tables = page.split("\n## ")
     for key in all_keys():
         heading = "`" + ".".join(key.path[:-1]) + "`" if len(key.path) > 1 else "The root"
-        table = next(part for part in tables if part.startswith(heading))
-        assert f"\n| `{key.name}` |" in table, key.path
+        assert f"\n| `{key.name}` |" in next(part for part in tables if part.startswith(heading)), key.path
     assert all(f"`{entry.key}`" in page for entry in unsupported_keys())
     assert all(f"`{name}`" in page for foreign in foreign_keys() for name in foreign.names)
 

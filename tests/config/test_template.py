@@ -22,8 +22,7 @@ def test_literals_placeholders_formats_and_escapes():
     assert template.parts[:4] == ('Say "', Placeholder(name="a b"), '" for ', price)
     assert template.parts[4:] == (" EUR, as {json}: ", Placeholder(name="__sample__"))
     assert names == ("a b", "price", "__sample__")
-    rendered = template.render({"a b": "x", "price": 3, "__sample__": "{y}"})
-    assert rendered == 'Say "x" for 3.00 EUR, as {json}: {y}'
+    assert template.render({"a b": "x", "price": 3, "__sample__": "{y}"}) == 'Say "x" for 3.00 EUR, as {json}: {y}'
     for name in ["a", "Review Text", "größe", "x-1", "total (EUR)", "a/b", "0", "a_b", "_"]:
         assert Template.parse("{" + name + "}").parts == (Placeholder(name=name),)
     assert Template.parse("").parts == ()

@@ -169,8 +169,7 @@ def test_what_is_to_be_written_in_place_of_another_tools_key_loads(minimal):
         base = {"base_model": "model", "trainer": {"type": "finetune", "effective_batch_size": rows}}
         if "initial" in entry.target:
             base["trainer"]["batch_rampup"] = "0.1dur"
-        loaded = load_config(with_lines(base, lines)).config
-        assert entry.target.split(".")[0] in loaded.model_fields_set, name
+        assert entry.target.split(".")[0] in load_config(with_lines(base, lines)).config.model_fields_set, name
         if not isinstance(entry.example, dict):
             assert all(line(key, value) in problem.fix for key, value in lines)
 

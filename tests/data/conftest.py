@@ -56,8 +56,7 @@ def write_tokenizer_folder(folder, *, template="<s> $A", **files):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     settings = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
-    trainer = trainers.BpeTrainer(special_tokens=["<s>", "</s>", "<pad>"], **settings)
-    tokenizer.train_from_iterator([], trainer)
+    tokenizer.train_from_iterator([], trainers.BpeTrainer(special_tokens=["<s>", "</s>", "<pad>"], **settings))
     if template is not None:
         special = [("<s>", BOS), ("</s>", EOS)]
         tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)

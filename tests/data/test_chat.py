@@ -50,8 +50,7 @@ def test_json_text_and_arrow_lists_are_the_same_conversation_without_the_nulls_o
 
 def test_share_gpt_is_read_as_roles_parts_are_joined_and_thoughts_get_the_names_that_templates_read():
     roles = {"system": "system", "human": "user", "gpt": "assistant", "observation": "tool", "bot": "assistant"}
-    turns = [{"from": name, "value": name[0], "weight": 1} for name in roles]
-    made = conversation_of(turns)
+    made = conversation_of([{"from": name, "value": name[0], "weight": 1} for name in roles])
     assert made.was_share_gpt
     assert [(turn["role"], turn["content"]) for turn in made.messages] == [(to, name[0]) for name, to in roles.items()]
     assert made.messages[1]["weight"] == 1

@@ -170,8 +170,7 @@ def test_a_template_is_read_from_where_it_stands(tmp_path, monkeypatch):
         found = read_template(None, tmp_path)
         assert (found.default, found.tool_use) == ("d", "t")
         made = ChatTemplate(found, special_tokens={}, today=datetime.date.min)
-        written = [made.render([], tools, add_generation_prompt=True) for tools in (None, [{"name": "f"}])]
-        assert written == ["d", "t"]
+        assert [made.render([], tools, add_generation_prompt=True) for tools in (None, [{"name": "f"}])] == ["d", "t"]
     write_config(tmp_path, "old")
     assert read_template(None, tmp_path) == texts("old", where=str(tmp_path / "tokenizer_config.json"))
     (tmp_path / "chat_template.jinja").write_bytes("neu ü\r\nb".encode())

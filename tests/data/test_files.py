@@ -141,8 +141,7 @@ def test_any_files_are_what_they_are_alone(tmp_path, parts, formats):
     alone = [read(name) for name in names]
     whole = read(names)
     for column in ("n", "text"):
-        texts = [text for each in alone for text in cell_texts(each.table[column])]
-        assert cell_texts(whole.table[column]) == texts
+        assert cell_texts(whole.table[column]) == [text for each in alone for text in cell_texts(each.table[column])]
     located = [each.locate(row) for each in alone for row in range(each.table.num_rows)]
     assert [whole.locate(row) for row in range(len(located))] == located
 

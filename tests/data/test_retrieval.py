@@ -147,8 +147,7 @@ def test_an_input_of_the_pool_is_not_embedded_again_and_rows_are_found_alike_alo
     pool = ["aab", "abb", "xyz", "aaa"]
     examples = NearestExamples(embeddings=encoder.encode(pool), encoder=encoder, num_examples=2)
     encoder.asked.clear()
-    chosen = examples.choose(["aab", "xya"], np.array([0, NONE]))
-    assert chosen.tolist() == [[3, 1], [2, 0]]
+    assert examples.choose(["aab", "xya"], np.array([0, NONE])).tolist() == [[3, 1], [2, 0]]
     assert encoder.asked == ["xya"]
     embeddings, queries = vectors(9000, 1, dimensions=32), vectors(40, 2, dimensions=32)
     own = np.full(40, NONE)
@@ -163,8 +162,7 @@ def pool(make_config):
 
 def kept(pool, encoder=None, name=None):
     encoder = encoder or LetterEncoder()
-    found = nearest_examples.embeddings_of(pool, encoder, index_name=name)
-    return found, encoder.asked
+    return nearest_examples.embeddings_of(pool, encoder, index_name=name), encoder.asked
 
 
 @pytest.mark.parametrize("name", [None, "mine"])
@@ -259,8 +257,7 @@ def test_without_the_package_or_a_model_the_error_says_what_to_do(monkeypatch, m
         raise ConnectionError(repo)
 
     for name in ["./nothing", "/no/thing", "a/b/c", "C:\\model"]:
-        told = refusal_of(name)
-        assert says(told, f"{KEY}: no such folder: {name}\n … such as sentence-transformers/all-M")
+        assert says(refusal_of(name), f"{KEY}: no such folder: {name}\n … such as sentence-transformers/all-M")
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
     words = f"{KEY}: sentence-transformers/tiny is not on this machine, … (ConnectionError)\n"
     assert says(refusal_of("tiny"), words)
@@ -391,8 +388,7 @@ def labelled_and_new(tmp_path):
 
 def test_new_data_gets_examples_of_the_configurations_own_and_none_is_an_error(make_config, letters, labelled_and_new):
     train, new = labelled_and_new
-    config = make_config(**SEMANTIC, dataset=train)
-    made = prompter(config, read(new), with_answers=False, split="full")
+    made = prompter(make_config(**SEMANTIC, dataset=train), read(new), with_answers=False, split="full")
     (texts,) = made.texts(np.arange(2))
     assert texts.prompts[0].startswith("[{'q': 'aaa', 'a': '4'}, {'q': 'abb', 'a': '2'}]")
     assert texts.own_prompts == [">aab", ">xyy"]

@@ -80,8 +80,7 @@ def test_one_long_class_does_not_widen_the_others_and_trailing_zero_bytes_count(
 
 
 def test_a_given_split_knows_numbers_and_names_and_tells_what_it_does_not_know():
-    texts = ["0", "1", "2", "train", "Validation", "val", " test ", "1.0", "dev"]
-    codes, unknown = split_as_given(texts)
+    codes, unknown = split_as_given(["0", "1", "2", "train", "Validation", "val", " test ", "1.0", "dev"])
     assert (codes.tolist(), unknown) == ([0, 1, 2, 0, 1, 1, 2, 1, 1], {})
     _, unknown = split_as_given(["0", "3", "tset", "3"])
     assert unknown == {"3": [1, 3], "tset": [2]}

@@ -180,8 +180,7 @@ def token_row(key, ids, supervised):
 
 @st.composite
 def any_rows(draw):
-    tokens = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=9)
-    rows = draw(st.lists(tokens, max_size=12))
+    rows = draw(st.lists(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=9), max_size=12))
     return [token_row(key * 3, [n for n, _ in row], [mark for _, mark in row]) for key, row in enumerate(rows)]
 
 

@@ -270,8 +270,7 @@ def test_storages_on_another_stream_take_memory_of_their_own_and_empty_ones_none
 def test_what_a_stream_leaves_alive_stays_in_the_allocator_and_a_lack_of_memory_names_the_event():
     allocator = CachingAllocator()
     replay(stream_of(("workspace", 8_519_680)), allocator)
-    result = replay(stream_of(("weights", 30 * MIB)), allocator)
-    assert result.allocated_bytes.tolist() == [30 * MIB]
+    assert replay(stream_of(("weights", 30 * MIB)), allocator).allocated_bytes.tolist() == [30 * MIB]
     assert allocator.allocated_bytes == 30 * MIB + 8_519_680
     stream = stream_of(("weights", 30 * MIB), ("temporary", 10 * MIB), 1, ("activations", 80 * MIB))
     with pytest.raises(SimulatedOutOfMemory) as caught:

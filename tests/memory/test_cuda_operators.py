@@ -186,8 +186,7 @@ def test_temporaries():
     assert needed("index_put_", table, [ids(40)], torch.empty(40, 8)) == 0
     assert needed("index_put_", table, [ids(40)], torch.empty(40, 8), True) == 48 * 40
     # Norms have one part for each chunk of the longest tensor.
-    tensors = [torch.empty(65_537, dtype=LOW), torch.empty(3, dtype=LOW)]
-    assert needed("_foreach_norm", tensors, 2) == 4 * 2 * 2
+    assert needed("_foreach_norm", [torch.empty(65_537, dtype=LOW), torch.empty(3, dtype=LOW)], 2) == 4 * 2 * 2
     assert needed("mm", torch.empty(4, 4), torch.empty(4, 4)) == 0  # nothing beside its workspace
     # An 8-bit weight is multiplied by its scales before the constant.
     weight = torch.empty(64, 128, dtype=torch.int8)

@@ -257,8 +257,7 @@ PATTERNS = {
 def test_training_where_layers_differ(family, tmp_path):
     changes, num_recorded = PATTERNS[family]
     settings = {"enable_gradient_checkpointing": True, "chunked_loss": True, "optimizer": "sgd"}
-    config = training(write_folder(tmp_path / family, family, **changes), **settings)
-    check(config, "train", [num_recorded], tokens=4)
+    check(training(write_folder(tmp_path / family, family, **changes), **settings), "train", [num_recorded], tokens=4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

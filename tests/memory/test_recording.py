@@ -232,8 +232,7 @@ def bytes_of(stream, storages, category):
     ],
 )
 def test_weights_gradients_and_the_optimizers_state(llama, precision, width, optimizer, moments):
-    config = training(llama, precision=precision, optimizer=optimizer)
-    stream = stream_of(config, "train", rows=ROWS, tokens=TOKENS)
+    stream = stream_of(training(llama, precision=precision, optimizer=optimizer), "train", rows=ROWS, tokens=TOKENS)
     step, end = alive(stream, "step 1: optimizer"), alive(stream)
     rotary_bytes = HEAD // 2 * 4  # inverse frequencies, a buffer, once or twice
     assert bytes_of(stream, step, "weights") - width * ELEMENTS in (rotary_bytes, 2 * rotary_bytes)

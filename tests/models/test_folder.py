@@ -62,8 +62,7 @@ def test_the_context_is_read_from_the_architecture():
 
 
 def test_code_of_its_own_is_refused_with_what_to_do_instead(folder, monkeypatch):
-    evil = {"AutoModelForCausalLM": "evil.Model"}
-    change(folder, "config.json", auto_map=evil)
+    change(folder, "config.json", auto_map={"AutoModelForCausalLM": "evil.Model"})
     (problem,) = refused(folder)
     assert problem.what == "the base model asks for its own code to be run (auto_map in config.json)"
     assert problem.where == str(folder / "config.json")

@@ -181,20 +181,17 @@ def test_16_bits_are_the_rounded_weights_and_nothing_else(tiny_base, adapter, tm
         assert json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"] == str(dtype)[6:]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_what_has_no_formula_is_refused(tiny_base):
+    for change, message in [
         ({"lora_bias": True}, r"cannot be merged: model\.layers\.0\.self_attn\.q_proj \(Linear, Linear\)"),
         ({"trainable_token_indices": [5, 6]}, r"cannot be merged: model\.embed_tokens \(TrainableTokensWrapper\)"),
-    ],
-)
-def test_what_has_no_formula_is_refused(tiny_base, change, message):
-    settings = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], **change)
-    base = loaded(tiny_base)
-    for layer in base.model.layers:
-        layer.self_attn.q_proj.bias = torch.nn.Parameter(torch.zeros(32))
-    with pytest.raises(ModelError, match=message):
-        merge_adapter(peft.get_peft_model(base, settings), dtype=torch.float32)
+    ]:
+        settings = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], **change)
+        base = loaded(tiny_base)
+        for layer in base.model.layers:
+            layer.self_attn.q_proj.bias = torch.nn.Parameter(torch.zeros(32))
+        with pytest.raises(ModelError, match=message):
+            merge_adapter(peft.get_peft_model(base, settings), dtype=torch.float32)
 
 
 def test_whole_modules_that_were_saved_with_an_adapter_take_the_place_of_the_bases(tiny_base):

@@ -44,21 +44,18 @@ FLASH = "model_parameters.attn_implementation=flash_attention_2"
 PAGED = "trainer.optimizer.type=paged_adamw"
 
 
-@pytest.mark.parametrize(
-    ("override", "package", "instead"),
-    [
+def test_a_package_that_is_not_installed(machine):
+    machine()
+    for override, package, instead in [
         (FLASH, "flash_attn", "set model_parameters.attn_implementation: auto"),
         ("quantization.bits=4", "bitsandbytes", "install it, or leave quantization out"),
         ("trainer.optimizer.type=adamw_8bit", "bitsandbytes", "install it, or set trainer.optimizer.type: adamw"),
         (PAGED, "bitsandbytes", "set trainer.optimizer.type: adamw"),
-    ],
-)
-def test_a_package_that_is_not_installed(machine, override, package, instead):
-    machine()
-    (note,) = notes(override)
-    assert f" needs the package {package}, which is not installed here (pip install " in note
-    assert note.endswith(f"; `brim train` stops at it on this machine: {instead}")
-    assert kind_of(note) == "warning"
+    ]:
+        (note,) = notes(override)
+        assert f" needs the package {package}, which is not installed here (pip install " in note
+        assert note.endswith(f"; `brim train` stops at it on this machine: {instead}")
+        assert kind_of(note) == "warning"
 
 
 def test_what_no_cuda_device_is_there_for(machine):

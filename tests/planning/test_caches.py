@@ -288,8 +288,7 @@ def test_what_the_shapes_add_is_compared_and_the_most_counts(monkeypatch):
     assert scale_of((STATIC + 63 * MIB, STATIC + 90 * MIB)) is None
     assert scale_of((STATIC + 64 * MIB, STATIC + 80 * MIB)).scale == 1.25
     monkeypatch.setattr(costs_of_time, "TELLING_BYTES", 1)
-    found = scale_of((3000, 3200), (2900, 2900), (2000, 1900), outside_bytes=77)
-    assert found == run(1.1, 77)
+    assert scale_of((3000, 3200), (2900, 2900), (2000, 1900), outside_bytes=77) == run(1.1, 77)
     # Peaks that are small beside the largest do not count, nor do shapes that add next to nothing.
     assert scale_of((3000, 3000), (1900, 9000)) == run(1.0)
     assert scale_of() is scale_of((1040, 1080)) is scale_of((900, 950)) is None

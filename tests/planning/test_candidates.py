@@ -98,8 +98,7 @@ def test_measured_costs_and_a_lower_cap_cut_anew():
     anew = task().recut(before, COSTS, slow, cap_bytes=4199)
     assert (anew.cap_bytes, anew.cap_binds, anew.widest) == (4199, True, (2, 100))
     assert anew.total_bytes == before.total_bytes - 4200 + 3000
-    totals = task().epoch(slow, cap_bytes=4199)
-    assert anew.seconds_per_epoch == pytest.approx(totals.seconds + 2 * 0.5)
+    assert anew.seconds_per_epoch == pytest.approx(task().epoch(slow, cap_bytes=4199).seconds + 2 * 0.5)
     assert not task().recut(before, COSTS, slow, cap_bytes=5000).cap_binds
     # An update stays the total when the cap is lowered.
     large = candidate(way_costs(least_bytes=3900), task(), budget(9300))

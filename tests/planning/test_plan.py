@@ -64,8 +64,7 @@ def test_a_shape_of_the_data_is_met_exactly(lengths, rows, data):
     short_enough = [length for length in lengths if length <= tokens]
     assert len(taken) == rows
     assert max(lengths[row] for row in taken) == tokens
-    distinct = sorted(lengths[row] for row in set(taken.tolist()))
-    assert distinct == sorted(short_enough)[-rows:]
+    assert sorted(lengths[row] for row in set(taken.tolist())) == sorted(short_enough)[-rows:]
 
 
 def test_notes_of_dropout():
