@@ -62,8 +62,7 @@ def write_tokenizer_folder(folder, *, template="<s> $A", **files):
         tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
     tokenizer.save(str(folder / "tokenizer.json"))
     named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-    contents = {"config": {"model_type": "llama"}, "tokenizer_config": named, **files}
-    for name, content in contents.items():
+    for name, content in {"config": {"model_type": "llama"}, "tokenizer_config": named, **files}.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
 

@@ -12,7 +12,7 @@ from brim.data import check_data, prepare, prompts_of
 from brim.data.chat import chat_template
 from brim.data.chat.messages import BadConversation, conversation_of, require_learnable, to_be_continued
 from brim.data.read import read
-from brim.errors import ConfigError, DataError, ModelError
+from brim.errors import DataError, ModelError
 
 USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 
@@ -289,7 +289,6 @@ def test_what_cannot_begin_is_told_at_once(chat_encoder):
         (SHORT, {"messages": "turns"}, DataError, "… no column `turns`, which chat.messages names"),
         (SHORT, {"tools": "tool"}, DataError, "… no column `tool`, which chat.tools names"),
         (None, {}, ModelError, "… the tokenizer has no chat template"),
-        (SHORT, {"template": "none.jinja"}, ConfigError, "chat.template: there is no such file: none.jinja"),
         ("{{ ''.__class__ }}", {}, ModelError, "… chat_template.jinja: the chat template cannot be used: it reaches"),
     ]:
         with refused(words, by=error):

@@ -313,10 +313,9 @@ def test_the_text_is_that_of_transformers(monkeypatch, name):
                 call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         tools = [TOOL] if which in WITH_TOOLS else None
         for answer in (False, True):
+            how = {"chat_template": TEMPLATES[name], "add_generation_prompt": answer}
             try:
-                theirs = tokenizer.apply_chat_template(
-                    messages, tools=tools, chat_template=TEMPLATES[name], add_generation_prompt=answer, tokenize=False
-                )
+                theirs = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **how)
             except (jinja2.TemplateError, TypeError) as error:  # what a template does not take, ours does not either
                 with pytest.raises(TemplateFault, match=re.escape(str(error))):
                     template(name).render(made.messages, made.tools, add_generation_prompt=answer)

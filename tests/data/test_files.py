@@ -34,15 +34,6 @@ def folder(tmp_path, monkeypatch):
     return write
 
 
-def test_rows_follow_each_other_in_the_order_of_the_list(folder):
-    folder("b.csv", "q,a\n1,x\n\n2,y\n")
-    folder("a.csv", "a,q\nz,3\n")
-    source = read(["b.csv", "a.csv"])
-    assert source.table.to_pylist() == [{"q": 1, "a": "x"}, {"q": 2, "a": "y"}, {"q": 3, "a": "z"}]
-    assert [source.locate(row) for row in range(3)] == ["b.csv:2", "b.csv:4", "a.csv:2"]
-    assert source.name == "b.csv and 1 more"
-
-
 def test_a_glob_is_its_files_in_order_and_files_of_one_name_are_told_apart(folder):
     for name in ("data/c.jsonl", "data/a.jsonl", "data/b.jsonl", "data/other.csv"):
         folder(name, jsonl({"q": name}))
@@ -77,10 +68,11 @@ def test_a_fault_a_dropped_row_and_a_mixed_column_name_their_file(folder, prepar
 
 def test_formats_may_be_mixed_and_a_column_of_several_types_is_text_as_each_file_has_it(folder, tmp_path):
     folder("a.csv", "q;a\nGröße;1\n")
-    folder("b.jsonl", jsonl({"q": None, "a": 2}))
+    folder("b.jsonl", jsonl({"a": 2, "q": None}))
     pq.write_table(pa.table({"q": ["p"], "a": [3]}), tmp_path / "c.parquet")
     source = read(["a.csv", "b.jsonl", "c.parquet"])
     assert source.table.to_pylist() == [{"q": "Größe", "a": 1}, {"q": None, "a": 2}, {"q": "p", "a": 3}]
+    assert source.name == "a.csv and 2 more"
     assert says(source.notes[0], "a.csv is read with semicolons between its fields")
     for name, cells in {"d.csv": "x,3\ny,", "e.csv": "x,3.5", "f.csv": "x,none"}.items():
         folder(name, f"q,n\n{cells}\n")

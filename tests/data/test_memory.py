@@ -25,10 +25,9 @@ def file(tmp_path, monkeypatch):
     """file(ending): a data set of 12 MB, of which no more than a few hundred kilobytes need be held."""
     monkeypatch.setattr(spill, "SPILL_BYTES", 100_000)
     monkeypatch.setattr(columns, "BATCH_ROWS", 64)
-    monkeypatch.setattr(csv, "BLOCK_BYTES", 2**14)
-    monkeypatch.setattr(read_json, "_WINDOW", 2**14)
-    monkeypatch.setattr(encoding, "HEAD_BYTES", 2**14)
-    monkeypatch.setattr(encoding, "_BLOCK_BYTES", 2**14)
+    sizes = [(csv, "BLOCK_BYTES"), (read_json, "_WINDOW"), (encoding, "HEAD_BYTES"), (encoding, "_BLOCK_BYTES")]
+    for module, name in sizes:
+        monkeypatch.setattr(module, name, 2**14)
 
     def write(ending):
         write_data(tmp_path / f"few.{ending}", 1000)

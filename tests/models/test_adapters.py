@@ -95,8 +95,7 @@ def test_a_saved_adapter_comes_back_where_its_layers_are_meant(tiny_base, saved,
     for targets in (["q_proj", "v_proj"], ["v_proj", "q_proj"], r".*\.(q|v)_proj", None):
         assert torch.equal(adapted(tiny_base, **own, target_modules=targets).eval()(IDS).logits, logits)
     for targets in (["q_proj"], "all-linear", r".*\.q_proj"):
-        words = r"adapter\.target_modules is .*, and the adapter to go on from has \["
-        with pytest.raises(ModelError, match=words):
+        with pytest.raises(ModelError, match=r"adapter\.target_modules is .*, and the adapter to go on from has \["):
             adapted(tiny_base, **own, target_modules=targets)
     with pytest.raises(ModelError, match=r"adapter\.r is 4, and the adapter to go on from has 8"):
         adapted(tiny_base, **own, r=4)

@@ -103,9 +103,7 @@ def test_all_misfits_are_told_at_once_and_truncated_weights_refused(folder):
 def test_a_configuration_that_cannot_be_is_named(folder, initialize):
     whole = (folder / "config.json").read_text()
     for key, value, message in [
-        ("model_type", "nonsense", "the architecture 'nonsense' is not a causal language model"),
         ("model_type", "t5", "the architecture 't5' is not a causal language model"),
-        ("num_attention_heads", 3, "config.json is damaged or does not fit: .*not a multiple"),
         ("hidden_act", "nonsense", "config.json is damaged or does not fit: 'nonsense'"),
     ]:
         (folder / "config.json").write_text(whole)

@@ -150,8 +150,7 @@ def test_the_adapters_gradient_is_that_over_dequantised_weights(tiny_base, setti
 def test_dora_and_transposed_layers_and_biases(tmp_path, settings):
     qwen2 = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     qwen2["num_key_value_heads"] = 2
-    kinds = {"gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}, "qwen2": qwen2}
-    for name, sizes in kinds.items():
+    for name, sizes in {"gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}, "qwen2": qwen2}.items():
         base = tmp_path / name
         architecture = AutoConfig.for_model(name, vocab_size=300, bos_token_id=0, eos_token_id=0, **sizes)
         AutoModelForCausalLM.from_config(architecture).save_pretrained(base)
