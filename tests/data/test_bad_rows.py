@@ -364,11 +364,8 @@ def test_any_file_gives_exactly_its_good_rows_and_names_the_others(tmp_path, mak
     ]
 
 
-KINDS = {
-    "text": st.text("a1 é", max_size=3),
-    "a number": st.integers(-(2**53), 2**53) | st.floats(),
-    "true or false": st.booleans(),
-}
+NUMBERS = st.integers(-(2**53), 2**53) | st.floats()
+KINDS = {"text": st.text("a1 é", max_size=3), "a number": NUMBERS, "true or false": st.booleans()}
 
 
 @given(data=st.data(), common=st.sampled_from(list(KINDS)))

@@ -70,9 +70,9 @@ def test_formats_may_be_mixed_and_a_column_of_several_types_is_text_as_each_file
     folder("a.csv", "q;a\nGröße;1\n")
     folder("b.jsonl", jsonl({"a": 2, "q": None}))
     pq.write_table(pa.table({"q": ["p"], "a": [3]}), tmp_path / "c.parquet")
-    source = read(["a.csv", "b.jsonl", "c.parquet"])
-    assert source.table.to_pylist() == [{"q": "Größe", "a": 1}, {"q": None, "a": 2}, {"q": "p", "a": 3}]
-    assert source.name == "a.csv and 2 more"
+    source = read(["c.parquet", "a.csv", "b.jsonl"])  # in the order of the list
+    assert source.table.to_pylist() == [{"q": "p", "a": 3}, {"q": "Größe", "a": 1}, {"q": None, "a": 2}]
+    assert source.name == "c.parquet and 2 more"
     assert says(source.notes[0], "a.csv is read with semicolons between its fields")
     for name, cells in {"d.csv": "x,3\ny,", "e.csv": "x,3.5", "f.csv": "x,none"}.items():
         folder(name, f"q,n\n{cells}\n")

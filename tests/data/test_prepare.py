@@ -68,15 +68,12 @@ def test_features_over_conversations_are_answered_with_chat(make_config, tmp_pat
     messages = [[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]]
     (tmp_path / "rows.jsonl").write_text(jsonl({"id": 1, "messages": messages[0]}))
     to_learn = "set chat: {} to learn from the conversations in `messages`, without input_features and output_features"
+    of_another_name = "set chat: {messages: conversations} to learn from the conversations in"
     conversations = [None, [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]]
     for asked, data, fix in [
         ("messages", {"messages": messages}, to_learn),
         ("q", tmp_path / "rows.jsonl", to_learn),
-        (
-            "q",
-            {"conversations": conversations},
-            "set chat: {messages: conversations} to learn from the conversations in",
-        ),
+        ("q", {"conversations": conversations}, of_another_name),
         ("q", {"question": ["x"], "spans": [[{"start": 1}]]}, "name a column of the data, or add this one"),
     ]:
         with pytest.raises(DataError) as caught:

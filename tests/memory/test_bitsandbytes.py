@@ -417,23 +417,17 @@ def test_the_weights_come_in_loadings_order_and_the_rest_after_them(settings):
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_bias_is_cast_once_and_not_in_every_step(tmp_path, bits):
     """A card without bf16: bitsandbytes casts the biases of a Qwen2 in the first pass of all, for good."""
-    config = {
-        "base_model": str(write_folder(tmp_path, "qwen2", num_hidden_layers=5)),
-        "adapter": {"type": "lora", "r": 1, "dropout": 0.1},
-        "quantization": {"bits": bits},
-        "trainer": {"type": "finetune", "optimizer": {"type": "sgd"}, "dropout_by_row": True},
-    }
+    trainer = {"type": "finetune", "optimizer": {"type": "sgd"}, "dropout_by_row": True}
+    config = {"base_model": str(write_folder(tmp_path, "qwen2", num_hidden_layers=5)), "trainer": trainer}
+    config |= {"adapter": {"type": "lora", "r": 1, "dropout": 0.1}, "quantization": {"bits": bits}}
     for device in ("t4", "a100-80gb"):
         first, second = brim.predict_memory(config, batch_size=2, sequence_length=8, device=device).step_peaks_bytes
         # Without an optimizer's state steps are alike, but for a block that each 8-bit layer keeps of its first pass.
         assert second - first == (5 * 7 * 512 if bits == 8 else 0), device
 
 
-TYPES = [
-    section.model_fields["type"].default
-    for section in get_args(OptimizerConfig)
-    if issubclass(section, BitsandbytesOptimizerConfig)
-]
+SECTIONS = [section for section in get_args(OptimizerConfig) if issubclass(section, BitsandbytesOptimizerConfig)]
+TYPES = [section.model_fields["type"].default for section in SECTIONS]
 SHAPES = [(4095,), (64, 64), (3, 7), (257, 401), (1000, 120)]  # below, at and above 4,096 elements; the last is paged
 
 

@@ -44,15 +44,9 @@ def hand_made_candidate(*, checkpointing=False, chunked=True, seconds=120.0, tot
 
 def does_not_fit(candidate):
     cut = ("total_bytes", "widest", "micro_batches_per_step", "padding", "seconds_per_epoch", "bound_by")
-    return replace(
-        candidate,
-        fits=False,
-        reason="the longest row, 1,417 tokens, takes 15.0 GiB alone, and 13.0 GiB are available",
-        single_row_bytes=16 * GIB,
-        too_long=(1,),
-        longest_that_fits=1024,
-        **dict.fromkeys(cut),
-    )
+    reason = "the longest row, 1,417 tokens, takes 15.0 GiB alone, and 13.0 GiB are available"
+    found = {"fits": False, "reason": reason, "single_row_bytes": 16 * GIB, "too_long": (1,), "longest_that_fits": 1024}
+    return replace(candidate, **found, **dict.fromkeys(cut))
 
 
 def hand_made_plan(**changes):
@@ -82,18 +76,15 @@ def hand_made_plan(**changes):
 
 
 def hand_made_phase(number, size, first_sample, num_steps, *, rates, total_bytes=13 * GIB):
-    return PhasePlan(
-        size=size,
-        micro_batches_per_step=size / 8,
-        total_bytes=total_bytes,
-        seconds_per_step=size / 10,
-        number=number,
-        first_sample=first_sample,
-        num_samples=size * num_steps,
-        num_tokens=226 * size * num_steps,
-        num_steps=num_steps,
-        learning_rates=rates,
-    )
+    rows = size * num_steps
+    sizes = {
+        "size": size,
+        "micro_batches_per_step": size / 8,
+        "seconds_per_step": size / 10,
+        "total_bytes": total_bytes,
+    }
+    of_rows = {"num_samples": rows, "num_tokens": 226 * rows, "num_steps": num_steps, "first_sample": first_sample}
+    return PhasePlan(number=number, learning_rates=rates, **sizes, **of_rows)
 
 
 def plan_that_moves(**changes):

@@ -125,10 +125,8 @@ def test_the_surface_is_the_roofline(rows, length, host_s):
 @pytest.mark.parametrize("is_asynchronous", [True, False])
 def test_lines_are_convex_and_longer_rows_steeper(host_s, is_asynchronous):
     surface = estimated(host_s=host_s, is_asynchronous=is_asynchronous).surface
-    slopes = [
-        np.diff([surface.base, *values]) / np.diff([0, *tokens])
-        for tokens, values in zip(surface.tokens, surface.values, strict=True)
-    ]
+    lines = zip(surface.tokens, surface.values, strict=True)
+    slopes = [np.diff([surface.base, *values]) / np.diff([0, *tokens]) for tokens, values in lines]
     for line in slopes:
         assert (np.diff(line) >= -1e-9 * line.max()).all()
     for shorter, longer in pairwise(slopes):
