@@ -202,11 +202,7 @@ def test_rows_and_their_figures_survive_any_chunking_and_order(rows, cut, data):
     assert as_tuples(taken.prompts()) == as_tuples(each.prompt() for each in expected)
 
 
-@given(
-    num_rows=st.integers(1, 60),
-    seed=st.integers(0, 2**32),
-    sizes=st.lists(st.integers(1, 25), min_size=1, max_size=40),
-)
+@given(st.integers(1, 60), st.integers(0, 2**32), st.lists(st.integers(1, 25), min_size=1, max_size=40))
 def test_each_epoch_holds_every_row_once_in_one_order_and_no_batch_crosses_its_end(num_rows, seed, sizes):
     consumed, epochs = 0, {}
     for size in sizes:

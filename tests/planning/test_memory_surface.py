@@ -86,12 +86,7 @@ def test_few_samples_do_where_everything_fits_or_one_length_or_only_a_row():
     assert float(surface(1, 2048)) == peak_of()(1, 2048)
 
 
-@given(
-    rows=st.integers(1, 32),
-    tokens=st.integers(2, 2048),
-    share=st.floats(0.8, 1.2),
-    score=st.sampled_from([0, 40]),
-)
+@given(st.integers(1, 32), st.integers(2, 2048), st.floats(0.8, 1.2), st.sampled_from([0, 40]))
 @examples(50)
 def test_a_surface_goes_through_one_more_sample_and_never_falls(rows, tokens, share, score):
     peak = peak_of(score=score)
