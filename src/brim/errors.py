@@ -19,7 +19,7 @@ An error carries one or more problems, so that everything that is wrong can be r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -82,6 +82,12 @@ class BrimError(Exception):
         assert problems, "an error without a problem explains nothing"
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = problems
+
+    @classmethod
+    def raise_for(cls, problems: Iterable[Problem]) -> None:
+        """Raise the error that holds these problems, if there are any."""
+        if found := tuple(problems):
+            raise cls(*found)
 
 
 class InputError(BrimError):

@@ -71,8 +71,7 @@ def load_config(source: str | FilePath | Mapping[str, Any], overrides: Sequence[
     Raises ConfigError with all problems in the order of the file, those of overrides last.
     """
     examined = examine_config(source, overrides)
-    if examined.problems:
-        raise ConfigError(*examined.problems)
+    ConfigError.raise_for(examined.problems)
     return examined.loaded()
 
 
@@ -321,7 +320,7 @@ def require_trust_said_again(config: Config, overrides: Sequence[str], where: Pa
         asked.append(("trust_remote_code", "is true", "the base model's code", "true", "false"))
     if begins and isinstance(function, str):
         asked.append(("trainer.batch_increase_function", "names code", function, function, "null"))
-    problems = [
+    ConfigError.raise_for(
         Problem(
             what=f"{key} {does} in the configuration of a run, which does not decide that for this machine",
             where=str(where),
@@ -330,6 +329,4 @@ def require_trust_said_again(config: Config, overrides: Sequence[str], where: Pa
         )
         for key, does, code, yes, no in asked
         if key not in overridden
-    ]
-    if problems:
-        raise ConfigError(*problems)
+    )

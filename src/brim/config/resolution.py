@@ -59,8 +59,7 @@ def resolve(config: Config, device: DeviceFacts, *, context_length: int | None =
     the rest; or when the device cannot do what the optimizer needs.
     """
     found = [*biases_in_16_bits(config), *quantised_base(config), *_optimizer_on(config, device)]
-    if found:
-        raise ConfigError(*(Problem(what=f.what, where=dotted(f.path), fix=f.fix) for f in found))
+    ConfigError.raise_for(Problem(what=f.what, where=dotted(f.path), fix=f.fix) for f in found)
     choices: list[Choice] = []
     changes: dict[KeyPath, Any] = {}
     for path, value, reason in _decisions(config, device, context_length):

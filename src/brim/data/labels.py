@@ -117,12 +117,10 @@ def with_labels_of_data(config: Config, source: Source) -> tuple[Config, tuple[C
     preprocessing = feature.preprocessing.model_copy(update={"fallback_label": fallback})
     matched = feature.model_copy(update={"preprocessing": preprocessing}).with_labels_matched(labels)
     config = config.model_copy(update={"output_features": (matched,)})
-    faults = [
+    ConfigError.raise_for(
         Problem(what=found.what, where=dotted(found.path), fix=f"rename a label in the data, or {_NAME_THEM}")
         for found in category_rules(config)
-    ]
-    if faults:
-        raise ConfigError(*faults)
+    )
     return config, _choices(feature, labels, fallback, num_rows=counts[fallback])
 
 

@@ -241,8 +241,7 @@ def _require_harmless(folder: Path) -> None:
     problems += [
         _problem(f"a module is not the library's own: {kind!r}", folder / "modules.json") for kind in _foreign(folder)
     ]
-    if problems:
-        raise ModelError(*problems)
+    ModelError.raise_for(problems)
 
 
 def _foreign(folder: Path) -> list[object]:

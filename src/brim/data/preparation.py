@@ -204,8 +204,7 @@ def _tokenized(
         lambda: require_fitting(findings, source, limits, num_rows=len(keys)),
         lambda: require_learnable(findings, source, num_rows=len(keys)),
     )
-    if problems:
-        raise DataError(*problems)
+    DataError.raise_for(problems)
     ledger.entries += findings.entries
     ledger.entries.sort(key=lambda entry: entry.key)
     read_notes = (*source.notes, *source.notes_on_mixed(asked.used_columns))

@@ -72,7 +72,7 @@ def require_room_for_template(asked: Prompter, encoder: TextEncoder, limits: Lim
     if asked.template is None:
         return
     num_tokens = len(encoder.encode([asked.bare_template], special_tokens=True)[0])
-    problems = [
+    DataError.raise_for(
         Problem(
             what=f"the prompt template alone takes {format_count(num_tokens, 'token')}, and {limit.why}",
             where=asked.template_key,
@@ -81,9 +81,7 @@ def require_room_for_template(asked: Prompter, encoder: TextEncoder, limits: Lim
         )
         for limit in (limits.prompt, limits.joined)
         if limit is not None and num_tokens > limit.num_tokens
-    ]
-    if problems:
-        raise DataError(*problems)
+    )
 
 
 def _feature_limit(length: int | None, feature: str) -> Limit | None:

@@ -185,8 +185,7 @@ def require_filled(source: Source, columns: Sequence[Column], rows: npt.NDArray[
                     "to drop_row or fill_with_const",
                 )
             )
-    if problems:
-        raise DataError(*problems)
+    DataError.raise_for(problems)
 
 
 Keys = npt.NDArray[np.int64]
@@ -280,8 +279,7 @@ def _as_given(source: Source, column: str, keys: Keys, texts: list[str]) -> Code
                 fix="write it the same in all rows",
             )
         )
-    if problems:
-        raise DataError(*problems)
+    DataError.raise_for(problems)
     return codes
 
 

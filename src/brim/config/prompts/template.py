@@ -159,8 +159,7 @@ class Template:
                 problems.append(_fault("a } closes nothing", near, _BRACES))
             else:
                 literal.append(piece[0] if piece in ("{{", "}}") else piece)
-        if problems:
-            raise ConfigError(*problems)
+        ConfigError.raise_for(problems)
         return cls((*parts, "".join(literal)) if literal else tuple(parts))
 
     def __str__(self) -> str:

@@ -218,8 +218,7 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[KeyPath, Place]]:
         what = "the YAML is nested too deeply" if isinstance(error, RecursionError) else f"not YAML: {_line(error)}"
         fix = "save it as plain UTF-8 text" if "unacceptable character" in what else _SHOW_HOW
         raise ConfigError(what=what, where=name, fix=fix) from None
-    if builder.problems:
-        raise ConfigError(*builder.problems)
+    ConfigError.raise_for(builder.problems)
     return value, builder.places
 
 

@@ -73,8 +73,7 @@ def _joined(parts: Any, name: str) -> pa.Table:
         if "split" in table.column_names:
             what = "the data set has splits and also a column `split`"
             problems.append(Problem(what=what, where=name, fix="rename the column"))
-        if problems:
-            raise DataError(*problems)
+        DataError.raise_for(problems)
         code = pa.scalar(split_code(part), pa.int8())
         tables.append(table.append_column("split", pa.repeat(code, table.num_rows)))
     try:

@@ -271,9 +271,9 @@ def read_files(files: Sequence[str | Path], read: Callable[[str | Path], Source]
     """
     sources = _told_apart(files, [read(file) for file in files])
     first, names = sources[0], sources[0].table.column_names
-    problems = [_of_other_columns(first, other) for other in sources[1:] if set(other.table.column_names) != set(names)]
-    if problems:
-        raise DataError(*problems)
+    DataError.raise_for(
+        [_of_other_columns(first, other) for other in sources[1:] if set(other.table.column_names) != set(names)]
+    )
     starts = [0, *accumulate(source.table.num_rows for source in sources)]
     mixed = {name for source in sources for name in source.kinds}
     return Source(

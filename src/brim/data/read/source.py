@@ -84,7 +84,7 @@ class Source:
     def require_columns(self, wanted: Mapping[str, str]) -> None:
         """Raise DataError for each wanted column (name -> who wants it) that the data lacks."""
         there = self.table.column_names
-        problems = [
+        DataError.raise_for(
             Problem(
                 what=f"no column `{name}`, which {who} names",
                 where=self.name,
@@ -93,9 +93,7 @@ class Source:
             )
             for name, who in wanted.items()
             if name not in there
-        ]
-        if problems:
-            raise DataError(*problems)
+        )
 
     def require_text(self, names: Sequence[str]) -> None:
         """Raise DataError for each column whose cells are lists, objects or bytes, or of many types."""
@@ -109,8 +107,7 @@ class Source:
                 fix = _chat(name) if name == talks else "write what the model should read as a text column"
                 what = f"column `{name}` holds {word}, which are not text"
                 problems.append(Problem(what=what, where=self.name, expected=_AS_TEXT, fix=fix))
-        if problems:
-            raise DataError(*problems)
+        DataError.raise_for(problems)
 
     def has_decimal_commas(self, column: str) -> bool:
         """Return whether a column holds numbers as text, with a comma before their decimals."""

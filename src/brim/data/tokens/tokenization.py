@@ -93,7 +93,7 @@ def _within_text(texts: Sequence[str], encoder: TextEncoder) -> list[list[int]]:
 
 
 def _require_written(made: Mapping[str, Sequence[Tokens]]) -> None:
-    problems = [
+    ConfigError.raise_for(
         Problem(
             what=f"the base model's tokenizer cannot write the label {label!r}",
             where=MATCH,
@@ -102,9 +102,7 @@ def _require_written(made: Mapping[str, Sequence[Tokens]]) -> None:
         )
         for label, forms in made.items()
         if not forms
-    ]
-    if problems:
-        raise ConfigError(*problems)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,9 +141,8 @@ def _kept(now: CompareResult, file: Path) -> tuple[ComparedRun, ...]:
         problems.append(
             Problem(what=f"this comparison was begun with seed {seeds[0]}, now the first is {now.seeds[0]}")
         )
-    if problems:
-        fix = "set it back, or choose another folder with --output-directory; more seeds and configurations may follow"
-        raise OutputError(*(replace(problem, where=str(file), fix=fix) for problem in problems))
+    fix = "set it back, or choose another folder with --output-directory; more seeds and configurations may follow"
+    OutputError.raise_for(replace(problem, where=str(file), fix=fix) for problem in problems)
     wanted = {(name, seed) for name in names for seed in now.seeds}
     return tuple(run for run in runs if run.outcome == "finished" and (run.name, run.seed) in wanted)
 
@@ -326,8 +325,7 @@ def entrants_of(configs: Sequence[str | Path], overrides: Sequence[str], dataset
     problems += [
         each for config, file in zip(loaded[1:], files[1:], strict=True) for each in _differ(loaded[0], config, file)
     ]
-    if problems:
-        raise ConfigError(*problems)
+    ConfigError.raise_for(problems)
     names = _names(configs)
     return [
         Entrant(

@@ -150,9 +150,7 @@ def require_continuable(rows: TokenRows, session: Session, locate: Callable[[int
     """
     lengths = rows.num_prompt_tokens
     empty = rows.keys[lengths == 0].tolist()
-    problems = [*_empty(empty, locate), *_too_long(rows.keys, lengths, _room(session), locate)]
-    if problems:
-        raise DataError(*problems)
+    DataError.raise_for([*_empty(empty, locate), *_too_long(rows.keys, lengths, _room(session), locate)])
 
 
 def _room(session: Session) -> int | None:
@@ -276,9 +274,7 @@ def row_keys(source: Source, rows: NDArray[np.int64], *, column: str | None) -> 
         keys[here] = [_hash(text) for text in texts]
         is_missing[here] = [not text for text in texts]
         done += len(block_rows)
-    problems = [*_missing(source, column, rows[is_missing]), *_shared(source, column, rows, keys, is_missing)]
-    if problems:
-        raise DataError(*problems)
+    DataError.raise_for([*_missing(source, column, rows[is_missing]), *_shared(source, column, rows, keys, is_missing)])
     return keys
 
 
