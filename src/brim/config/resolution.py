@@ -10,7 +10,7 @@ from brim.config.batch_rules import ACCUMULATION, BATCH, DEFAULT_ROWS, EFFECTIVE
 from brim.config.findings import Finding
 from brim.config.rules import biases_in_16_bits, quantised_base
 from brim.config.schedule_rules import has_beta2, implied_effective_rows, moves_batch, takes_default_epochs
-from brim.config.schema import Config, FinetuneTrainer, Section
+from brim.config.schema import Config, FinetuneTrainer
 from brim.config.text import KeyPath, dotted
 from brim.errors import ConfigError, Problem
 
@@ -61,12 +61,12 @@ def resolve(config: Config, device: DeviceFacts, *, context_length: int | None =
     found = [*biases_in_16_bits(config), *quantised_base(config), *_optimizer_on(config, device)]
     ConfigError.raise_for(Problem(what=f.what, where=dotted(f.path), fix=f.fix) for f in found)
     choices: list[Choice] = []
-    changes: dict[KeyPath, Any] = {}
+    resolved = config
     for path, value, reason in _decisions(config, device, context_length):
-        changes[path] = value
+        resolved = resolved.having(dotted(path), value)
         if reason:
             choices.append(Choice(key=dotted(path), value=value, reason=reason))
-    return Resolution(config=_changed(config, changes), choices=tuple(choices))
+    return Resolution(config=resolved, choices=tuple(choices))
 
 
 def bounded_by_rows(config: Config, choices: tuple[Choice, ...], num_rows: int) -> tuple[Config, tuple[Choice, ...]]:
@@ -86,7 +86,7 @@ def bounded_by_rows(config: Config, choices: tuple[Choice, ...], num_rows: int) 
 
 def with_effective_rows(config: Config, rows: int) -> Config:
     """Return the configuration with updates of so many rows."""
-    return _changed(config, {EFFECTIVE: rows})
+    return config.having(dotted(EFFECTIVE), rows)
 
 
 def new_tokens(config: Config, context_length: int | None) -> int:
@@ -224,16 +224,3 @@ def _length_of_answers(config: Config) -> tuple[int, str]:
     if of_all is not None:
         return of_all, "preprocessing.global_max_sequence_length"
     return DEFAULT_MAX_NEW_TOKENS, "no length is set"
-
-
-def _changed(config: Config, changes: dict[KeyPath, Any]) -> Config:
-    """Return a copy with the values at the paths; sections around them are copied, too."""
-    updates: dict[str, Any] = {}
-    for path, value in changes.items():
-        name = str(path[0])
-        if len(path) == 1:
-            updates[name] = value
-        else:
-            section: Section = updates.get(name, getattr(config, name))
-            updates[name] = section.model_copy(update={str(path[1]): value})
-    return config.model_copy(update=updates)
