@@ -18,9 +18,8 @@ from brim.config.foreign import ForeignKey, Help, Lines, foreign_keys, foreign_v
 from brim.config.introspect import (
     all_keys,
     expected,
-    is_list,
-    is_mapping,
     join,
+    kind_of_entries,
     kinds_of_values,
     options,
     sections_of,
@@ -45,7 +44,7 @@ from brim.errors import Problem
 _ELSEWHERE = 3  # naming more places than these would not help
 
 
-_MINIMAL: dict[str, Any] = {"base_model": "model"}
+_MINIMAL = {"base_model": "model"}
 
 
 def unknown_key(path: KeyPath, sections: tuple[type[Section], ...], data: dict[str, Any]) -> Finding:
@@ -155,13 +154,9 @@ def _is_given(each: tuple[str, Any], data: dict[str, Any]) -> bool:
 
 def _accepts(lines: Lines) -> bool:
     """Return whether the schema accepts the lines."""
-    whole = dict(_MINIMAL)
+    whole: Any = _MINIMAL
     for key, value in (*_needed(key for key, _ in lines), *lines):
-        *parents, last = key.split(".")
-        at = whole
-        for parent in parents:
-            at = at.setdefault(parent, {})
-        at[last] = value
+        whole = with_value(whole, tuple(key.split(".")), value)
     try:
         Config.model_validate(whole)
     except ValidationError:
@@ -326,17 +321,17 @@ def _locate(loc: tuple[int | str, ...], data: dict[str, Any]) -> _Spot:
     sections: tuple[type[Section], ...] = (Config,)
     path: KeyPath = ()
     field: Any = None
-    in_list = in_mapping = is_entry = False
+    kind: type[int | str] | None = None  # of the entries' names, where the key holds several sections
+    is_entry = False
     for part in loc:
-        if (in_list and isinstance(part, int)) or (in_mapping and isinstance(part, str)):
-            path, in_list, in_mapping, is_entry = (*path, part), False, False, True
+        if kind is not None and isinstance(part, kind):
+            path, kind, is_entry = (*path, part), None, True
         elif len(sections) > 1 and part in (names := {type_name(s): s for s in sections}):
             sections = (names[str(part)],)
         elif len(sections) == 1 and part in sections[0].model_fields:
             field = sections[0].model_fields[str(part)]
-            path, sections, is_entry = (*path, part), sections_of(field), False
-            in_list, in_mapping = is_list(field), is_mapping(field)
-        elif len(sections) == 1 and not in_list:
+            path, sections, kind, is_entry = (*path, part), sections_of(field), kind_of_entries(field), False
+        elif len(sections) == 1 and kind is not int:
             return _Spot(path=(*path, str(part)), field=field, sections=sections)
         else:
             break

@@ -78,7 +78,7 @@ def short_forms() -> Mapping[tuple[str, ...], str]:
 def _keys(section: type[Section], path: tuple[str, ...]) -> Iterator[Key]:
     for name, field in section.model_fields.items():
         yield Key(path=(*path, name), section=section, field=field)
-        below = (*path, name, "*") if has_entries(field) else (*path, name)
+        below = (*path, name) if kind_of_entries(field) is None else (*path, name, "*")
         for inner in sections_of(field):
             yield from _keys(inner, below)
 
@@ -88,19 +88,10 @@ def sections_of(field: FieldInfo) -> tuple[type[Section], ...]:
     return tuple(t for t in _alternatives(field.annotation) if isinstance(t, type) and issubclass(t, Section))
 
 
-def is_list(field: FieldInfo) -> bool:
-    """Return whether a key holds a list of sections."""
-    return any(get_origin(t) is tuple for t in _members(field.annotation)) and bool(sections_of(field))
-
-
-def is_mapping(field: FieldInfo) -> bool:
-    """Return whether a key holds a mapping of free names to sections."""
-    return any(get_origin(t) is Mapping for t in _members(field.annotation)) and bool(sections_of(field))
-
-
-def has_entries(field: FieldInfo) -> bool:
-    """Return whether a key holds several sections, in a list or by name."""
-    return is_list(field) or is_mapping(field)
+def kind_of_entries(field: FieldInfo) -> type[int | str] | None:
+    """Return what tells a key's sections apart: numbers in a list, free names in a mapping; None for a single one."""
+    origins = {get_origin(member) for member in _members(field.annotation)} if sections_of(field) else set()
+    return int if tuple in origins else str if Mapping in origins else None
 
 
 def type_name(section: type[Section]) -> str | None:

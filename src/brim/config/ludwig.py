@@ -26,30 +26,17 @@ def take_unsupported(data: dict[str, Any]) -> list[Finding]:
         for path in _matches(data, tuple(entry.key.split("."))):
             value = value_at(data, path[:-1]).pop(path[-1])
             if not _is_off(value, entry):
-                findings.append(
-                    Finding(
-                        paths=(path,),
-                        what=f"{dotted(path)} is not supported yet ({entry.about})",
-                        fix=entry.instead or "remove it",
-                        kind="unknown",
-                    )
-                )
-    for value_entry in unsupported_values():
-        for path in _matches(data, tuple(value_entry.key.split("."))):
+                what = f"{dotted(path)} is not supported yet ({entry.about})"
+                findings.append(Finding(paths=(path,), what=what, fix=entry.instead or "remove it", kind="unknown"))
+    for known in unsupported_values():
+        for path in _matches(data, tuple(known.key.split("."))):
             value = value_at(data, path)
-            name = value.get("type") if isinstance(value, dict) and value_entry.is_type else value
-            if isinstance(name, (str, bool, type(None))) and name in value_entry.values:
+            name = value.get("type") if isinstance(value, dict) and known.is_type else value
+            if isinstance(name, (str, bool, type(None))) and name in known.values:
                 key = (*path, "type") if isinstance(value, dict) else path
-                shown = name if isinstance(name, str) else flow(name)
-                findings.append(
-                    Finding(
-                        paths=(key,),
-                        what=f"{dotted(key)}: {shown} is not supported yet",
-                        expected=value_entry.expected,
-                        fix=value_entry.instead,
-                        kind="value",
-                    )
-                )
+                what = f"{dotted(key)}: {name if isinstance(name, str) else flow(name)} is not supported yet"
+                fault = Finding(paths=(key,), what=what, expected=known.expected, fix=known.instead, kind="value")
+                findings.append(fault)
                 value_at(data, path[:-1]).pop(path[-1])
     return findings
 

@@ -131,23 +131,20 @@ def _chat_stands_alone(config: Config) -> Iterator[Finding]:
     """Refuse keys that describe a prompt and an answer, since they would have no effect on conversations."""
     if config.chat is None:
         return
-    given: list[KeyPath] = [
-        (name,) for name in ("input_features", "output_features") if name in config.model_fields_set
-    ]
-    prompt = config.prompt
-    if prompt.template is not None:
-        given.append(("prompt", "template"))
-    if prompt.task is not None:
-        given.append(("prompt", "task"))
-    if prompt.num_examples:
-        given.append(("prompt", "retrieval"))
-    for path in given:
-        yield Finding(
-            paths=(path, ("chat",)),
-            what=f"{dotted(path)} has no effect on conversations, and chat is given",
-            expected="chat, or features and a prompt template",
-            fix=f"remove {dotted(path)} (the columns are chat.messages and chat.tools), or remove chat",
-        )
+    for key, is_given in {
+        "input_features": "input_features" in config.model_fields_set,
+        "output_features": "output_features" in config.model_fields_set,
+        "prompt.template": config.prompt.template is not None,
+        "prompt.task": config.prompt.task is not None,
+        "prompt.retrieval": config.prompt.num_examples > 0,
+    }.items():
+        if is_given:
+            yield Finding(
+                paths=(tuple(key.split(".")), ("chat",)),
+                what=f"{key} has no effect on conversations, and chat is given",
+                expected="chat, or features and a prompt template",
+                fix=f"remove {key} (the columns are chat.messages and chat.tools), or remove chat",
+            )
 
 
 def _features_differ(config: Config) -> Iterator[Finding]:

@@ -1,7 +1,8 @@
 """Answer the keys and values of other tools: Axolotl, TRL, transformers, LLaMA-Factory, Composer and torchtune.
 
-The table is `keys.json`, by topic. Each entry names brim's key (`to`) and how a value is converted, or says in `words`
-why there is nothing to write. A function that converts takes a value as they write it, and returns brim's, or a `Help`.
+The table is `keys.json`, by topic. Each entry names brim's key (`target`) and how a value is converted, or says in
+`words` why there is nothing to write. A function that converts takes a value as they write it, and returns brim's, or a
+`Help`.
 """
 
 from __future__ import annotations
@@ -261,14 +262,8 @@ def foreign_values() -> tuple[ForeignKey, ...]:
 
 
 def _entry(given: Mapping[str, Any]) -> ForeignKey:
-    return ForeignKey(
-        names=tuple(given["names"]),
-        target=given.get("to", ""),
-        example=given.get("example"),
-        convert=_convert(given.get("convert")),
-        words=given.get("words", ""),
-        off_counts=given.get("off_counts", False),
-    )
+    known = {name: value for name, value in given.items() if name != "why"}  # which is for who reads the table
+    return ForeignKey(**{**known, "names": tuple(given["names"]), "convert": _convert(given.get("convert"))})
 
 
 def _convert(given: Any) -> Convert | None:

@@ -305,9 +305,7 @@ def pattern_fault(pattern: str) -> str | None:
     if len(pattern) > MAX_CHARACTERS:
         return f"it has {len(pattern):,} characters, more than {MAX_CHARACTERS:,}"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of syntax that will mean something else one day
-            cost = _sequence(_parser().parse(pattern))
+        cost = _cost_of(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         return f"it is not a regular expression: {error}"
     if cost.nested:
@@ -325,9 +323,7 @@ def characters_within(pattern: str, num_steps: int) -> int:
     pattern: one without a fault. With k open repeats one after the other, a text of n characters can be divided among
     them and what stands before in n^(k+1) / (k+1)! ways.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        cost = _sequence(_parser().parse(pattern))
+    cost = _cost_of(pattern)
     parts = cost.opens + 1
     return max(1, int((num_steps * math.factorial(parts) / cost.ways) ** (1 / parts)))
 
@@ -345,13 +341,15 @@ class _Cost:
         return self.opens > 0 or self.ways > 1
 
 
-def _parser() -> Any:
-    """Return Python's own parser, which has no public name."""
+def _cost_of(pattern: str) -> _Cost:
+    """Return the cost of an expression, by Python's own parser, which has no public name."""
     try:
         from re import _parser as parser  # type: ignore[attr-defined, unused-ignore]
     except ImportError:  # Python 3.10
         import sre_parse as parser  # type: ignore[no-redef, unused-ignore]
-    return parser
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of syntax that will mean something else one day
+        return _sequence(parser.parse(pattern))
 
 
 def _sequence(parsed: Iterable[Any]) -> _Cost:
