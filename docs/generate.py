@@ -13,7 +13,7 @@ from docs.figures import figures_page
 from pydantic_core import PydanticUndefined
 
 from brim.config.foreign import foreign_keys
-from brim.config.introspect import Key, all_keys, expected, has_entries, sections_of, type_name
+from brim.config.introspect import Key, all_keys, expected, kind_of_entries, sections_of, type_name
 from brim.config.ludwig import UnsupportedKey, unsupported_keys, unsupported_values
 from brim.config.schema import Config, Section
 from brim.config.text import flow, line
@@ -125,7 +125,7 @@ def _table(section: type[Section], path: tuple[str, ...]) -> str:
 
 
 def _below(key: Key) -> tuple[str, ...]:
-    return (*key.path, "*") if has_entries(key.field) else key.path
+    return key.path if kind_of_entries(key.field) is None else (*key.path, "*")
 
 
 def _default(key: Key) -> str:
