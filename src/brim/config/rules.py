@@ -63,10 +63,7 @@ def _notes(config: Config) -> Iterator[tuple[KeyPath, str]]:
     yield from _labels_never_found(config.output_features[0])
     if config.quantization is not None:
         for key in config.quantization.keys_without_effect:
-            yield (
-                ("quantization", key),
-                f"quantization.{key} has no effect with bits: {config.quantization.bits}",
-            )
+            yield (("quantization", key), f"quantization.{key} has no effect with bits: {config.quantization.bits}")
 
 
 def _inputs(config: Config) -> Iterator[tuple[KeyPath, str]]:

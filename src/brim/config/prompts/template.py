@@ -357,9 +357,7 @@ def _sequence(parsed: Iterable[Any]) -> _Cost:
     for operator, argument in parsed:
         part = _part(str(operator), argument)
         whole = _Cost(
-            opens=whole.opens + part.opens,
-            ways=min(whole.ways * part.ways, 10**18),
-            nested=whole.nested or part.nested,
+            opens=whole.opens + part.opens, ways=min(whole.ways * part.ways, 10**18), nested=whole.nested or part.nested
         )
     return whole
 

@@ -60,8 +60,7 @@ class Config(Section):
         None, "Train a few added weights instead of all. null: all weights are trained."
     )
     quantization: QuantizationConfig | None = key(
-        None,
-        "Load the base model's linear layers in 4 or 8 bits. null: as they are stored, or as `precision` says.",
+        None, "Load the base model's linear layers in 4 or 8 bits. null: as they are stored, or as `precision` says."
     )
     trainer: TrainerField = key(NoTrainer(), "Whether and how the model is trained.")
     preprocessing: PreprocessingConfig = key(

@@ -311,10 +311,7 @@ class FinetuneTrainer(Section):
         None, _INCREASE, brim=True, expected="module:function such as mymodule:increase, or null"
     )
     batch_adaptation: NoiseScaleAdaptation | None = key(
-        None,
-        _ADAPTATION,
-        brim=True,
-        expected="a mapping such as {type: noise_scale, min: 32, max: 1024}, or null",
+        None, _ADAPTATION, brim=True, expected="a mapping such as {type: noise_scale, min: 32, max: 1024}, or null"
     )
     batch_lr_scaling: Literal["none", "sqrt", "linear"] = key("none", _LR_SCALING, brim=True)
     batch_beta2_scaling: bool | Literal["auto"] = key("auto", _BETA2_SCALING, brim=True)
@@ -368,6 +365,5 @@ TrainerConfig: TypeAlias = NoTrainer | FinetuneTrainer
 
 
 TrainerField: TypeAlias = Annotated[
-    Annotated[TrainerConfig, Field(discriminator="type")],
-    Short(types=("none", "finetune"), default="none"),
+    Annotated[TrainerConfig, Field(discriminator="type")], Short(types=("none", "finetune"), default="none")
 ]

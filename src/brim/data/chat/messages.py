@@ -69,11 +69,7 @@ def conversation_of(cell: Any, tools: Any = None) -> Conversation:
     messages = [read(turn, number, filled=filled) for number, turn in enumerate(turns, start=1)]
     if sum(len(turn.get("content", "")) for turn in messages) > _MAX_CHARACTERS:
         raise BadConversation(f"the conversation is longer than {_MAX_CHARACTERS:,} characters")
-    return Conversation(
-        messages=messages,
-        tools=_tools(tools),
-        was_share_gpt=was_share_gpt,
-    )
+    return Conversation(messages=messages, tools=_tools(tools), was_share_gpt=was_share_gpt)
 
 
 def require_learnable(conversation: Conversation) -> None:

@@ -209,12 +209,7 @@ def _unknown_ending(path: Path) -> Problem:
     ending = (
         f"the ending {path.suffix!r} is not known" if path.suffix else "the file has no ending that says its format"
     )
-    return Problem(
-        what=ending,
-        where=str(path),
-        expected=_READ,
-        fix="rename the file to what it holds, or convert it",
-    )
+    return Problem(what=ending, where=str(path), expected=_READ, fix="rename the file to what it holds, or convert it")
 
 
 Files: TypeAlias = "str | Path | Sequence[str | Path]"

@@ -343,9 +343,7 @@ class _Chunk:
         start, end = int(self.offsets[number]), int(self.offsets[number + 1])
         marks = self._supervised.slice(int(self._supervised_offsets[number]), end - start)
         return TokenRow(
-            key=int(self.keys[number]),
-            input_ids=self._ids[start:end],
-            supervised=marks.to_numpy(zero_copy_only=False),
+            key=int(self.keys[number]), input_ids=self._ids[start:end], supervised=marks.to_numpy(zero_copy_only=False)
         )
 
     def num_supervised(self) -> Integers:

@@ -118,9 +118,7 @@ def merge_run(run: RunFolder, session: Session, path: Path, merging: Merging, *,
     asked = probe(session, merging.dataset, say)
     rows = session.config.trainer.eval_batch_size
     how = Runner(
-        pad_id=session.encoder.pad_id,
-        batch_rows=rows if isinstance(rows, int) else _FEW_ROWS,
-        device=session.device,
+        pad_id=session.encoder.pad_id, batch_rows=rows if isinstance(rows, int) else _FEW_ROWS, device=session.device
     )
     llm = load_llm(session.config, session.folder, session.device, trainable=False, keeps_digits=True)
     before = list(how.logits(llm.model, asked.rows, llm.precision))

@@ -94,12 +94,7 @@ def measure_memory(
             config = with_checkpointing(config, settled)  # which without a plan would be off
         shape = {"batch_size": predictions[each].batch_size, "sequence_length": predictions[each].sequence_length}
     measured = measure(
-        config,
-        folder,
-        phases=tuple(dict.fromkeys(("load", *phases))),
-        steps=steps or 3,
-        layers=layers,
-        **shape,
+        config, folder, phases=tuple(dict.fromkeys(("load", *phases))), steps=steps or 3, layers=layers, **shape
     )
     return Beside(measured=measured, predictions=predictions)
 

@@ -260,10 +260,7 @@ def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, tria
         most = min(len(request.rows), request.trainer.max_batch_size or len(request.rows))
     budget = request.budget() if plan is None else plan.budget
     found = find_batch_size(
-        lambda size: trial.probe_size(size, task.longest),
-        how=how,
-        most=most,
-        limit_bytes=trial.limit_bytes(budget),
+        lambda size: trial.probe_size(size, task.longest), how=how, most=most, limit_bytes=trial.limit_bytes(budget)
     )
     told = f"{how}: {found.size} of the longest rows, {task.longest:,} tokens, fit together; {_tried(found.probes)}"
     if request.is_sized_by_memory:

@@ -40,15 +40,7 @@ class Timing:
     reason: str = ""
 
     @classmethod
-    def of(
-        cls,
-        lengths: ArrayLike,
-        *,
-        costs: Costs,
-        cap_bytes: int,
-        most_rows: int,
-        run_s: float,
-    ) -> Timing:
+    def of(cls, lengths: ArrayLike, *, costs: Costs, cap_bytes: int, most_rows: int, run_s: float) -> Timing:
         """Return shapes that a run over rows of these lengths uses, all under the cap, and the seconds for them.
 
         Their lengths are those of rows that there are. costs.time: an estimate, by which the first shapes are afforded.

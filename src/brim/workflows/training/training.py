@@ -85,11 +85,7 @@ def train_configuration(order: TrainOrder, *, observer: Observer, say: Say, weig
     RunFolder(output).check(resume=resume)
     notes = RunNotes(say)
     session, source, prepared = prepared_for(
-        open_session(loaded.config),
-        data,
-        resumed=RunFolder(output) if resume else None,
-        notes=loaded.notes,
-        say=notes,
+        open_session(loaded.config), data, resumed=RunFolder(output) if resume else None, notes=loaded.notes, say=notes
     )
     train(
         session,

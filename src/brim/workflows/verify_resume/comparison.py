@@ -179,11 +179,7 @@ def compared(undisturbed: Made, disturbed: Made, promise: Promise, *, after: int
 
 
 def compared_logs(
-    ours: Sequence[Record],
-    theirs: Sequence[Record],
-    promise: Promise,
-    *,
-    given: Sequence[Mapping[str, Any]] = ({}, {}),
+    ours: Sequence[Record], theirs: Sequence[Record], promise: Promise, *, given: Sequence[Mapping[str, Any]] = ({}, {})
 ) -> Iterator[Check]:
     """Compare two logs. given: the model's inputs by their place, of each run."""
     kinds: dict[str, Kind] = dict(_STEP_FIELDS.values())
