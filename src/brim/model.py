@@ -15,7 +15,7 @@ from brim.data.read import Data, Source, read
 from brim.data.tokens import require_same_tokens
 from brim.memory.devices import limit_lifted
 from brim.models import LLM, is_adapted, load_llm
-from brim.notes import Say, status, warning
+from brim.notes import OnBatch, Say, status, warning
 from brim.report import listening, show
 from brim.session import Session, choice_notes, dataset_of, open_session, say_nothing, with_choices, with_settings
 from brim.storage import write_text
@@ -187,7 +187,7 @@ class Model:
         on_error: OnError | None = None,
         on_overlong: OnOverlong | None = None,
         say: Say | None = show,
-        on_batch: Callable[[int], None] | None = None,
+        on_batch: OnBatch | None = None,
     ) -> PredictResult:
         """Generate a response for each row, in the input's order beside its columns; write them to `output` if given.
 
@@ -284,7 +284,7 @@ class Model:
         output: str | Path | None = None,
         columns: Sequence[str] | None = None,
         say: Say | None = show,
-        on_batch: Callable[[int], None] | None = None,
+        on_batch: OnBatch | None = None,
     ) -> Activations:
         """Collect the outputs of layers for each row's prompt, in fp32 and in the order of the rows.
 
@@ -408,7 +408,7 @@ class Model:
         return ["this is the model before training; for what a run has learned, name the run's folder"]
 
 
-def _both(first: Callable[[int], None], second: Callable[[int], None] | None) -> Callable[[int], None]:
+def _both(first: OnBatch, second: OnBatch | None) -> OnBatch:
     """Return a function that passes a number of rows to both; the first alone if there is no second."""
 
     def call(num_rows: int) -> None:

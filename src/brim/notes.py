@@ -21,6 +21,9 @@ Kind: TypeAlias = Literal["warning", "plan", "note", "detail", "status", "work",
 Say: TypeAlias = Callable[[str], None]  # takes a line for a person; a plain string counts as a note
 
 
+OnBatch: TypeAlias = Callable[[int], None]  # takes the number of rows that are done since it was last called
+
+
 class Note(str):
     """Hold a line for a person, as a string, so that `print` and a list take it as it is.
 

@@ -299,13 +299,7 @@ def require_fitting(findings: Findings, source: Source, limits: Limits, *, num_r
 
 
 def without_unusable(
-    rows: TokenRows,
-    findings: Findings,
-    policy: PreprocessingConfig,
-    source: Source,
-    *,
-    limits: Limits,
-    few: str | None,
+    rows: TokenRows, findings: Findings, policy: PreprocessingConfig, source: Source, *, limits: Limits, few: str | None
 ) -> TokenRows:
     """Return the rows without those that `preprocessing` leaves out; these go from the findings to the ledger.
 
@@ -326,13 +320,7 @@ def without_unusable(
 
 
 def _drop(
-    rows: TokenRows,
-    event: str,
-    found: list[tuple[int, int]],
-    why: str,
-    *,
-    findings: Findings,
-    place: Callable[[int], str],
+    rows: TokenRows, event: str, found: list[tuple[int, int]], why: str, findings: Findings, place: Callable[[int], str]
 ) -> TokenRows:
     """Return the rows without those found, which go to the ledger. found: their keys and tokens."""
     findings.entries += [

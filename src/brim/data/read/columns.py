@@ -72,11 +72,7 @@ _MOST_WHOLE, _MOST_WHOLE_AMONG_FRACTIONS = 2**63 - 1, 2**53  # larger ones are n
 
 
 def table_of_records(
-    records: Callable[[], Iterable[Record]],
-    *,
-    locate: Locate,
-    keep_as: Path | None = None,
-    faults: Mapping[int, Problem],
+    records: Callable[[], Iterable[Record]], *, locate: Locate, keep_as: Path | None, faults: Mapping[int, Problem]
 ) -> pa.Table:
     """Return JSON's records as a table: its columns are all keys as they appear; a missing key is a missing cell.
 

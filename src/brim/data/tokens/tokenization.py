@@ -20,6 +20,7 @@ from brim.data.tokens.rows import Chat, Texts, TokenRow
 from brim.errors import ConfigError, Problem
 
 Tokens: TypeAlias = tuple[int, ...]
+SplitOf: TypeAlias = Callable[[int], str]  # returns a row's split, for the ledger
 
 
 _BEFORE = "\n"  # no tokenizer takes it together with a word behind it
@@ -127,7 +128,7 @@ class Limits:
 class Findings:
     """Collect what tokenizing finds, beside the rows; for decisions once all rows are seen."""
 
-    split_of: Callable[[int], str]  # a row's split, for the ledger
+    split_of: SplitOf
     special_in_template: int = 0  # special tokens that the template spells out itself
     entries: list[Entry] = field(default_factory=list)
     overlong: list[tuple[int, int]] = field(default_factory=list)  # (key, tokens) beyond the context
@@ -141,13 +142,7 @@ class Findings:
 
 
 def cut(
-    key: int,
-    prompt: list[int],
-    answer: list[int] | None,
-    *,
-    eos_id: int,
-    limits: Limits,
-    split_of: Callable[[int], str],
+    key: int, prompt: list[int], answer: list[int] | None, *, eos_id: int, limits: Limits, split_of: SplitOf
 ) -> tuple[TokenRow, list[Entry]]:
     """Join prompt, answer and EOS as one row, keeping the first tokens of each part and then of the whole.
 
@@ -167,9 +162,7 @@ def cut(
     return TokenRow(key=key, input_ids=np.asarray(joined, dtype=np.int32), supervised=supervised), entries
 
 
-def _entries(
-    key: int, split_of: Callable[[int], str], event: str, num_tokens: int, limit: Limit | None
-) -> Iterator[Entry]:
+def _entries(key: int, split_of: SplitOf, event: str, num_tokens: int, limit: Limit | None) -> Iterator[Entry]:
     """Give the ledger's entry of a part that is longer than its limit, and nothing for others."""
     if limit is not None and num_tokens > limit.num_tokens:
         kept = limit.num_tokens

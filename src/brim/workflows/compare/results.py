@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from brim.errors import OutputError
-from brim.notes import Note, kind_of, short_of, topic_of
+from brim.notes import Note, Say, kind_of, short_of, topic_of
 from brim.report import PageTable, Runs, Summary, comparison_notes, comparison_tables, final_split, summaries
 from brim.train import Observer, Record, RunFigures
 from brim.workflows.runs import Ended, Stop, Tell, TrainOrder, run_child
@@ -157,7 +157,7 @@ def _run_of_json(told: Mapping[str, Any]) -> ComparedRun:
     )
 
 
-def run_in_process(order: TrainOrder, *, observer: Observer, say: Callable[[str], None], stop: Stop) -> Ended:
+def run_in_process(order: TrainOrder, *, observer: Observer, say: Say, stop: Stop) -> Ended:
     """Train in a new process, and pass its messages on; it saves a checkpoint and stops once this process is gone.
 
     The result is, for each split, a digest of which rows it holds.
@@ -172,7 +172,7 @@ def run_in_process(order: TrainOrder, *, observer: Observer, say: Callable[[str]
 class _Heard:
     """Pass the child's messages on to an observer, and close it where the child could not."""
 
-    def __init__(self, observer: Observer, say: Callable[[str], None]) -> None:
+    def __init__(self, observer: Observer, say: Say) -> None:
         self._observer, self._say = observer, say
         self._is_open = False
 
@@ -218,7 +218,7 @@ def train(order: Mapping[str, Any], tell: Tell) -> dict[str, str]:
     return run(TrainOrder(**order), observer=told, say=told.say)
 
 
-def run(order: TrainOrder, *, observer: Observer, say: Callable[[str], None]) -> dict[str, str]:
+def run(order: TrainOrder, *, observer: Observer, say: Say) -> dict[str, str]:
     """Train, and keep the last weights. Return, for each split, a digest of which rows it holds."""
     from brim.workflows.training import train_configuration  # here, where Ctrl-C is caught: torch takes seconds
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,9 +86,7 @@ def _require_usable(configs: Sequence[str | Path], seeds: int) -> None:
         )
 
 
-def _begun(
-    folder: Path, entrants: Sequence[Entrant], num_seeds: int, *, resume: bool, say: Callable[[str], None]
-) -> CompareResult:
+def _begun(folder: Path, entrants: Sequence[Entrant], num_seeds: int, *, resume: bool, say: Say) -> CompareResult:
     """Return the comparison with its finished runs. Raises OutputError where the folder holds something else."""
     first_seed = entrants[0].config.random_seed
     fresh = CompareResult(
@@ -147,9 +145,7 @@ def _kept(now: CompareResult, file: Path) -> tuple[ComparedRun, ...]:
     return tuple(run for run in runs if run.outcome == "finished" and (run.name, run.seed) in wanted)
 
 
-def _run_all(
-    result: CompareResult, entrants: Sequence[Entrant], observer: Observer, say: Callable[[str], None]
-) -> CompareResult:
+def _run_all(result: CompareResult, entrants: Sequence[Entrant], observer: Observer, say: Say) -> CompareResult:
     """Run what is not finished. Raises InputError where the very first run shows that the configuration or the data is
     wrong, and KeyboardInterrupt on Ctrl-C.
     """
@@ -190,7 +186,7 @@ def _in_turn(entrants: Sequence[Entrant], seeds: Sequence[int]) -> list[tuple[En
 
 
 def _one(
-    result: CompareResult, entrant: Entrant, seed: int, observer: Observer, say: Callable[[str], None], stop: Stop
+    result: CompareResult, entrant: Entrant, seed: int, observer: Observer, say: Say, stop: Stop
 ) -> ComparedRun | None:
     """Return the run once it has ended; None where Ctrl-C stopped it."""
     first_name = next(iter(result.files))
@@ -256,7 +252,7 @@ def _write(result: CompareResult) -> None:
         write_text(file, json.dumps(result.as_json(), indent=1) + "\n")
 
 
-def _draw(result: CompareResult, say: Callable[[str], None]) -> None:
+def _draw(result: CompareResult, say: Say) -> None:
     """Write the picture and the page, where matplotlib is installed."""
     if not result.summaries:
         return

@@ -22,7 +22,7 @@ from brim.errors import InputError, OutputError, Problem, WriteError
 from brim.infer import LayerName, Pooling, VectorStore, collect_activations, first_vectors, named_layers
 from brim.infer.engines import Batches
 from brim.models import LLM, model_note, no_library_warnings
-from brim.notes import Say, planned, status
+from brim.notes import OnBatch, Say, planned, status
 from brim.session import Session
 from brim.storage import whole_file
 from brim.units import format_count
@@ -30,6 +30,7 @@ from brim.workflows.prediction.output import ROW, ledger_path, require_free, req
 from brim.workflows.prediction.prompts import require_rows
 from brim.workflows.prediction.scoring import batches_for
 
+Integers: TypeAlias = NDArray[np.int64]
 Vectors: TypeAlias = NDArray[np.float32]
 
 
@@ -43,8 +44,8 @@ _BLOCK_BYTES = 16 << 20  # of vectors that are read, and written, together
 class Activations:
     """Hold the outputs of layers for rows of a data set, in the order of the rows."""
 
-    rows: NDArray[np.int64]  # their numbers in the data
-    num_tokens: NDArray[np.int64]  # of each row's prompt
+    rows: Integers  # their numbers in the data
+    num_tokens: Integers  # of each row's prompt
     widths: Mapping[str, int]  # by layer
     by_layer: Mapping[str, Vectors | list[Vectors]]  # [rows, width]; a list of [tokens, width] without pooling
     output: Path | None  # the file, where one was asked for; `by_layer` is then empty
@@ -77,7 +78,7 @@ class Collection:
         weights: Callable[[], LLM],
         notes: Sequence[str],
         say: Say,
-        on_batch: Callable[[int], None],
+        on_batch: OnBatch,
     ) -> Activations:
         """Run the prompts of the split through the model and keep the outputs of the layers.
 
@@ -99,13 +100,7 @@ class Collection:
         return self._collected(session, loaded, rows, ledger, batches, on_batch)
 
     def _collected(
-        self,
-        session: Session,
-        llm: LLM,
-        rows: TokenRows,
-        ledger: Ledger,
-        batches: Batches,
-        on_batch: Callable[[int], None],
+        self, session: Session, llm: LLM, rows: TokenRows, ledger: Ledger, batches: Batches, on_batch: OnBatch
     ) -> Activations:
         layers = named_layers(llm.model, self.layers)
         starts = first_vectors(rows, self.pooling)
@@ -185,7 +180,7 @@ def _prompts(session: Session, data: Data, *, split: str) -> tuple[TokenRows, Le
     return rows, found.ledger.with_more(entries), found.notes
 
 
-def _held(stores: Mapping[str, VectorStore], starts: NDArray[np.int64], *, by_token: bool) -> dict[str, Any]:
+def _held(stores: Mapping[str, VectorStore], starts: Integers, *, by_token: bool) -> dict[str, Any]:
     every = {name: store.read(0, int(starts[-1])) for name, store in stores.items()}
     return {name: np.split(vectors, starts[1:-1]) for name, vectors in every.items()} if by_token else every
 
@@ -193,8 +188,8 @@ def _held(stores: Mapping[str, VectorStore], starts: NDArray[np.int64], *, by_to
 def _write(
     output: Path,
     columns: Mapping[str, VectorStore],
-    keys: NDArray[np.int64],
-    starts: NDArray[np.int64],
+    keys: Integers,
+    starts: Integers,
     ledger: Ledger,
     *,
     by_token: bool,
@@ -218,12 +213,7 @@ def _write(
 
 
 def _write_blocks(
-    path: Path,
-    columns: Mapping[str, VectorStore],
-    keys: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    *,
-    by_token: bool,
+    path: Path, columns: Mapping[str, VectorStore], keys: Integers, starts: Integers, *, by_token: bool
 ) -> None:
     kinds = {name: pa.list_(pa.float32(), store.width) for name, store in columns.items()}
     schema = pa.schema(
@@ -241,7 +231,7 @@ def _write_blocks(
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
 
-def _blocks(starts: NDArray[np.int64], most_vectors: int) -> Iterator[tuple[int, int]]:
+def _blocks(starts: Integers, most_vectors: int) -> Iterator[tuple[int, int]]:
     """Yield ranges of rows with at most so many vectors, or of one row."""
     first, num_rows = 0, len(starts) - 1
     while first < num_rows:

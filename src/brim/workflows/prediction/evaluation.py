@@ -33,7 +33,7 @@ from brim.infer.metrics import (
     text_measures,
 )
 from brim.models import LLM, model_note, no_library_warnings
-from brim.notes import Kind, Note, Say, is_told, kind_of, planned, status, topic_of
+from brim.notes import Kind, Note, OnBatch, Say, is_told, kind_of, planned, status, topic_of
 from brim.session import Session, with_labels
 from brim.train import RunFolder
 from brim.units import format_count
@@ -116,19 +116,13 @@ class Contender:
         asked = None if self.asked is None else self.asked.take(positions)
         return replace(self, rows=self.rows.take(positions), asked=asked)
 
-    def evaluated(self, llm: LLM, *, split: str, say: Say, on_batch: Callable[[int], None]) -> EvaluateResult:
+    def evaluated(self, llm: LLM, *, split: str, say: Say, on_batch: OnBatch) -> EvaluateResult:
         """Return the model's figures on its rows. on_batch: is called with the number of rows done since."""
         result = evaluate(llm, self.session, self.rows, split=split, asked=self.asked, say=say, on_batch=on_batch)
         return replace(result, num_left_out=self.ledger.num_left_out())
 
     def compared(
-        self,
-        ours: EvaluateResult,
-        second: Contender,
-        load: Callable[[], LLM],
-        *,
-        say: Say,
-        on_batch: Callable[[int], None],
+        self, ours: EvaluateResult, second: Contender, load: Callable[[], LLM], *, say: Say, on_batch: OnBatch
     ) -> Comparison:
         """Evaluate the second model on the rows that both can take, and compare.
 
@@ -233,13 +227,7 @@ def _same_targets(ours: TokenRows, theirs: TokenRows) -> bool:
 
 
 def evaluate_splits(
-    llm: LLM,
-    session: Session,
-    source: Source,
-    prepared: Prepared,
-    *,
-    say: Say,
-    on_batch: Callable[[int], None],
+    llm: LLM, session: Session, source: Source, prepared: Prepared, *, say: Say, on_batch: OnBatch
 ) -> TrainResult:
     """Evaluate the splits, as `train` does with `trainer.type: none`, and Ludwig, too."""
     trainer, splits = session.config.trainer, prepared.splits
@@ -268,14 +256,7 @@ def evaluate_splits(
 
 @no_library_warnings()
 def evaluate(
-    llm: LLM,
-    session: Session,
-    rows: TokenRows,
-    *,
-    split: str,
-    asked: Asked | None,
-    say: Say,
-    on_batch: Callable[[int], None],
+    llm: LLM, session: Session, rows: TokenRows, *, split: str, asked: Asked | None, say: Say, on_batch: OnBatch
 ) -> EvaluateResult:
     """Compute loss, perplexity and accuracies of rows with answers.
 
@@ -323,13 +304,7 @@ def response_measures(texts: pd.DataFrame, references: Sequence[str], reader: La
 
 
 def responses_to(
-    llm: LLM,
-    session: Session,
-    prompts: TokenRows,
-    *,
-    engine: Engine | None = None,
-    say: Say,
-    on_batch: Callable[[int], None],
+    llm: LLM, session: Session, prompts: TokenRows, *, engine: Engine | None = None, say: Say, on_batch: OnBatch
 ) -> pd.DataFrame:
     """Respond to each of at least one prompt, as `respond` does. engine: default: the one that is planned for them."""
     if engine is None:
@@ -381,7 +356,7 @@ def size_for_generating(config: Config) -> str:
 
 
 def respond(
-    engine: Engine, session: Session, prompts: TokenRows, *, on_batch: Callable[[int], None] = lambda rows: None
+    engine: Engine, session: Session, prompts: TokenRows, *, on_batch: OnBatch = lambda rows: None
 ) -> pd.DataFrame:
     """Generate the model's text for each prompt. on_batch: is called with the number of rows done since.
 

@@ -7,7 +7,7 @@ need not be tried again before each job. vLLM, where it is asked for, gets folde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,6 @@ from brim.infer.engines import (
     Passes,
     Room,
     SlotsEngine,
-    Smaller,
     StaticEngine,
     VllmEngine,
 )
@@ -43,6 +42,7 @@ from brim.planning.costs import corrected
 from brim.session import Session
 from brim.storage import Cache, cache_folder, digest
 from brim.units import format_bytes, format_count
+from brim.workflows.prediction.scoring import OnSmaller
 from brim.workflows.runs import settings_of
 
 
@@ -88,21 +88,12 @@ def require_fits(plan: GenerationPlan) -> None:
     )
 
 
-def engine_by_hand(
-    llm: LLM, session: Session, *, rows: int, on_smaller: Callable[[Smaller], None] = lambda smaller: None
-) -> Engine:
+def engine_by_hand(llm: LLM, session: Session, *, rows: int, on_smaller: OnSmaller = lambda smaller: None) -> Engine:
     """Return what responds to the session's prompts, so many at a time."""
     return engine_for(llm, session, room=FixedRoom(rows, prefill_tokens=USUAL_PASS_TOKENS), on_smaller=on_smaller)
 
 
-def engine_for(
-    llm: LLM,
-    session: Session,
-    *,
-    room: Room,
-    on_smaller: Callable[[Smaller], None],
-    kind: str | None = None,
-) -> Engine:
+def engine_for(llm: LLM, session: Session, *, room: Room, on_smaller: OnSmaller, kind: str | None = None) -> Engine:
     """Return what responds to the session's prompts.
 
     on_smaller: called each time that fewer rows go on together. kind: where it was chosen already; default: as

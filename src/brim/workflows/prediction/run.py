@@ -30,7 +30,7 @@ from brim.infer.metrics import BATCH_TOKENS, label_reader, rows_to_score, score_
 from brim.memory import Asked, ask
 from brim.memory.devices import Budget
 from brim.models import LLM, model_note, no_library_warnings
-from brim.notes import Say, planned, status
+from brim.notes import OnBatch, Say, planned, status
 from brim.planning import GenerationPlan, generation_request, plan_job, rows_by_hand
 from brim.session import Session, say_nothing, with_labels
 from brim.storage import writing
@@ -127,7 +127,7 @@ def predict(
     weights: Callable[[], LLM],
     notes: Sequence[str],
     say: Say,
-    on_batch: Callable[[int], None],
+    on_batch: OnBatch,
 ) -> PredictResult:
     """Respond to each row. weights: loads the model, once there is something to generate. See Model.predict."""
     session = with_policies(session, on_error=wanted.on_error, on_overlong=wanted.on_overlong)
@@ -209,7 +209,7 @@ class _Work:
             lines.append(f"{gone} not in the data any more, and not in the output")
         return lines
 
-    def generate(self, weights: Callable[[], LLM], *, say: Say, on_batch: Callable[[int], None]) -> float:
+    def generate(self, weights: Callable[[], LLM], *, say: Say, on_batch: OnBatch) -> float:
         """Respond to the rows that are not done, and score them if asked to. Return the seconds of generating."""
         seconds = 0.0
         if self.responses.num_done:
@@ -255,7 +255,7 @@ class _Work:
             read_predictions=(lambda: frame) if job is None else lru_cache(maxsize=1)(self._frame_of_job),
         )
 
-    def _generate(self, weights: Callable[[], LLM], say: Say, on_batch: Callable[[int], None]) -> float:
+    def _generate(self, weights: Callable[[], LLM], say: Say, on_batch: OnBatch) -> float:
         asked, config = self._asked, self._session.config
         is_sampled_by_key = self._wanted.key is not None and config.generation.do_sample
         prompts = asked.prompts.with_keys(asked.keys >> np.uint64(1)) if is_sampled_by_key else asked.prompts
@@ -359,7 +359,7 @@ class Generation:
             "plan": plan.as_dict(),
         }
 
-    def run(self, prompts: TokenRows, done: DoneRows, *, measures: bool, on_batch: Callable[[int], None]) -> float:
+    def run(self, prompts: TokenRows, done: DoneRows, *, measures: bool, on_batch: OnBatch) -> float:
         """Respond to the rows that are not done, and note each as it ends. Return the seconds.
 
         measures: note the peak of memory, too, for which garbage is collected first, which takes 0.2 s.
@@ -388,7 +388,7 @@ class Generation:
         return seconds
 
 
-def answered(llm: LLM, session: Session, prompts: TokenRows, *, say: Say, on_batch: Callable[[int], None]) -> list[str]:
+def answered(llm: LLM, session: Session, prompts: TokenRows, *, say: Say, on_batch: OnBatch) -> list[str]:
     """Return the model's text for each of at least one prompt; a few are answered without a plan, which takes longer.
 
     Where memory.budget sets a limit, they are planned, too.

@@ -6,6 +6,7 @@ Where the architecture cannot be traced, batches are tried out instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -16,19 +17,21 @@ from brim.infer.engines import Batches, RowsAtOnce, RowsByCost, RowsByTrial, Sma
 from brim.infer.metrics import Scores, score_rows
 from brim.memory.devices import settle_heap
 from brim.models import LLM
-from brim.notes import Say, status
+from brim.notes import OnBatch, Say, status
 from brim.planning import ForwardPlan, Unplanned, plan_forward, scoring_lines
 from brim.session import Session
+
+OnSmaller: TypeAlias = Callable[[Smaller], None]  # called each time that fewer rows go on together
 
 
 def batches_for(
     session: Session,
     splits: Sequence[TokenRows],
     *,
-    llm: LLM | None = None,
+    llm: LLM | None,
     beside_bytes: int | None = None,
     say: Say,
-    on_smaller: Callable[[Smaller], None] | None = None,
+    on_smaller: OnSmaller | None = None,
     whole_tokens: int | None = None,
 ) -> Batches:
     """Return the batches of trainer.eval_batch_size: so many rows together, or as planned, which is noted.
@@ -58,9 +61,7 @@ def batches_for(
     return batches_of(plan, session.device, on_smaller=tell)
 
 
-def batches_of(
-    plan: ForwardPlan | Unplanned, device: torch.device, *, on_smaller: Callable[[Smaller], None]
-) -> Batches:
+def batches_of(plan: ForwardPlan | Unplanned, device: torch.device, *, on_smaller: OnSmaller) -> Batches:
     """Return what runs rows as planned. One object is for all evaluations of a run."""
     if isinstance(plan, Unplanned):
         return RowsByTrial(peak_meter(device), on_smaller=on_smaller)
@@ -69,13 +70,7 @@ def batches_of(
 
 
 def scorer(
-    llm: LLM,
-    session: Session,
-    splits: Mapping[str, TokenRows],
-    *,
-    beside_bytes: int,
-    say: Say,
-    on_smaller: Callable[[Smaller], None],
+    llm: LLM, session: Session, splits: Mapping[str, TokenRows], *, beside_bytes: int, say: Say, on_smaller: OnSmaller
 ) -> Callable[[Sequence[str]], dict[str, dict[str, float]]]:
     """Return what scores splits by their names in a training, under one limit on rows. See `batches_for`.
 
@@ -89,12 +84,7 @@ def scorer(
 
 
 def scored(
-    llm: LLM,
-    session: Session,
-    rows: TokenRows,
-    batches: Batches,
-    *,
-    on_batch: Callable[[int], None] = lambda rows: None,
+    llm: LLM, session: Session, rows: TokenRows, batches: Batches, *, on_batch: OnBatch = lambda rows: None
 ) -> Scores:
     """Compute loss and hits of each row under teacher forcing. on_batch: gets the number of rows done since."""
     return score_rows(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pandas as pd
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from brim.infer.metrics import Divergence
+
+
+Measures: TypeAlias = Mapping[str, Measure]  # by metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +93,7 @@ class EvaluateResult:
     metrics: Mapping[str, float]  # loss, perplexity, token_accuracy, sequence_accuracy, num_rows, …; bleu, rougeL, …
     intervals: Mapping[str, Interval]  # of the metrics that have one: 95%, bootstrap over rows
     rows: pd.DataFrame  # row, loss (sum, nats), num_correct, num_supervised; with texts response, finish_reason, …
-    measures: Mapping[str, Measure] = field(repr=False)  # what the intervals were drawn from
+    measures: Measures = field(repr=False)  # what the intervals were drawn from
     comparison: Comparison | None = None  # with the model that was asked for
     num_left_out: Mapping[str, int] = field(default_factory=dict)  # event of the ledger -> rows that have no figures
 
@@ -130,15 +133,7 @@ class Comparison:
     notes: tuple[str, ...]  # what could not be compared, and why
 
     @classmethod
-    def of(
-        cls,
-        ours: Mapping[str, Measure],
-        theirs: Mapping[str, Measure],
-        *,
-        other: str,
-        num_rows: int,
-        notes: Sequence[str],
-    ) -> Comparison:
+    def of(cls, ours: Measures, theirs: Measures, *, other: str, num_rows: int, notes: Sequence[str]) -> Comparison:
         """Compare what was measured on the same rows."""
         return cls(
             other=other,
@@ -262,8 +257,4 @@ class ExportResult:
         return lines
 
 
-_KINDS = {
-    "adapter": "adapter, for PEFT",
-    "full": "model, for transformers",
-    "merged": "merged model, for transformers",
-}
+_KINDS = {"adapter": "adapter, for PEFT", "full": "model, for transformers", "merged": "merged model, for transformers"}

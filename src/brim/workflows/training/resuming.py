@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from brim.config import Choice, moves_batch
 from brim.config.schema import Config, FinetuneTrainer
@@ -245,6 +245,9 @@ def _allowed_changes(config: Config, checkpoint: Checkpoint, run: RunFolder) -> 
 _LENGTHS = ("trainer.epochs", "trainer.train_steps", "trainer.train_samples")
 
 
+_Settings: TypeAlias = Mapping[str, object]  # by dotted keys
+
+
 def _with_length_of(
     config: Config, checkpoint: Checkpoint, state: TrainState, rows: TokenRows, run: RunFolder
 ) -> Checkpoint:
@@ -277,17 +280,13 @@ def _with_length_of(
 
 
 def _why_not(
-    consumed: int,
-    was: tuple[RunLength, LearningRate],
-    to_be: tuple[RunLength, LearningRate],
-    *,
-    final_size_counts: bool,
+    consumed: int, was: tuple[RunLength, LearningRate], now: tuple[RunLength, LearningRate], *, final_size_counts: bool
 ) -> str | None:
     """Say why a run of another length would not stand where this one does; None where it would, to the bit.
 
     Every step so far must have had the same rows and the same learning rate.
     """
-    (started, rate), (length, new_rate) = was, to_be
+    (started, rate), (length, new_rate) = was, now
     if length.total_samples < consumed:
         return f"a run of that length ends after {length.total_samples:,} samples, and {consumed:,} are consumed"
     if final_size_counts and started.schedule.final_size != length.schedule.final_size:
@@ -313,12 +312,7 @@ def _why_not(
 
 
 def _other_length(
-    changed: Sequence[str],
-    before: Mapping[str, object],
-    now: Mapping[str, object],
-    why: str,
-    config: Config,
-    run: RunFolder,
+    changed: Sequence[str], before: _Settings, now: _Settings, why: str, config: Config, run: RunFolder
 ) -> Problem:
     """Say why the run does not continue with another length, and which command trains its weights for longer."""
     what = " and ".join(
@@ -336,7 +330,7 @@ def _other_length(
     )
 
 
-def _more(before: Mapping[str, object], now: Mapping[str, object]) -> str:
+def _more(before: _Settings, now: _Settings) -> str:
     """Return the override that asks for what was to be added."""
     for key in reversed(_LENGTHS):
         old, new = before.get(key), now[key]
