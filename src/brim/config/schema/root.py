@@ -17,7 +17,7 @@ from brim.config.schema.model import (
     ModelParameters,
     QuantizationConfig,
 )
-from brim.config.schema.trainer import NoTrainer, TrainerField
+from brim.config.schema.trainer import FinetuneTrainer, NoTrainer, TrainerField
 
 
 class Config(Section):
@@ -78,6 +78,17 @@ class Config(Section):
     )
     random_seed: Annotated[int, Field(ge=0, lt=2**32)] = key(42, "The seed of everything that is drawn by chance.")
     trust_remote_code: bool = key(False, "Run Python code that comes with the base model. Only for models you trust.")
+
+    @property
+    def finetune_trainer(self) -> FinetuneTrainer:
+        """Return the trainer of a configuration that trains."""
+        assert isinstance(self.trainer, FinetuneTrainer), "nothing is trained"
+        return self.trainer
+
+    @property
+    def trained_adapter(self) -> str | None:
+        """Return the folder or Hub id of the adapter whose trained weights are taken; None where there is none."""
+        return None if self.adapter is None else self.adapter.pretrained_adapter_weights
 
     @property
     def answer_name(self) -> str:

@@ -158,9 +158,7 @@ class Bench:
                 )
 
     def _trainer(self, size: int) -> FinetuneTrainer:
-        trainer = self._config.trainer
-        assert isinstance(trainer, FinetuneTrainer), "the prediction has refused all others"
-        return trainer.model_copy(
+        return self._config.finetune_trainer.model_copy(
             update={
                 "batch_size": self._request.batch_size,
                 "gradient_accumulation_steps": -(-size // self._request.batch_size),
@@ -422,15 +420,9 @@ class ResidentMeter:
         self._most.begin()
 
     def peak(self, phase: Phase, step: int | None = None) -> PhasePeak:
-        peak_bytes = self._most.peak_bytes()
+        most, before = self._most.peak_bytes(), self.baseline_bytes
         free_caches()
-        return PhasePeak(
-            phase=phase,
-            step=step,
-            total_bytes=peak_bytes,
-            end_bytes=_resident_bytes(),
-            baseline_bytes=self.baseline_bytes,
-        )
+        return PhasePeak(phase=phase, step=step, total_bytes=most, end_bytes=_resident_bytes(), baseline_bytes=before)
 
 
 def _resident_bytes() -> int:

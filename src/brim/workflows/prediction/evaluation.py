@@ -176,9 +176,7 @@ def base_of(config: Config, run: RunFolder | None, *, has_learned: bool) -> Conf
     """
     original = config if run is None else load_config(run.config).config
     first = {"adapter": None, "base_model": original.base_model, "initialize": original.initialize}
-    adapter = config.adapter
-    has_adapter = adapter is not None and adapter.pretrained_adapter_weights is not None
-    if not has_learned and not has_adapter and config.base_model == original.base_model:
+    if not has_learned and config.trained_adapter is None and config.base_model == original.base_model:
         raise InputError(
             what="this is the base model itself: there is nothing that it could be compared with",
             expected="a run's folder, or a configuration whose adapter has trained weights",

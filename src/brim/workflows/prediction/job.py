@@ -381,11 +381,9 @@ def _base_files(session: Session) -> dict[str, str]:
 
 
 def _adapter_files(session: Session) -> dict[str, str]:
-    adapter = session.config.adapter
-    if adapter is None or adapter.pretrained_adapter_weights is None:
-        return {}
-    folder = Path(adapter.pretrained_adapter_weights)
-    return {f"the adapter's {name}": digest for name, digest in _files(folder, (CONFIG, WEIGHTS))}
+    adapter = session.config.trained_adapter
+    files = () if adapter is None else _files(Path(adapter), (CONFIG, WEIGHTS))
+    return {f"the adapter's {name}": digest for name, digest in files}
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[tuple[str, str]]:

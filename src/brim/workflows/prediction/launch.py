@@ -305,7 +305,7 @@ def vllm_engine(session: Session, *, rows: int | None) -> VllmEngine:
     Raises InputError where vLLM is not installed, or cannot do what the configuration asks.
     """
     config = session.config
-    adapter = _adapter(session)
+    adapter = None if config.trained_adapter is None else open_adapter(config.trained_adapter)
     _require_plain_weights(session, adapter)
     settings = settings_of(session, _stored_generation(session))
     return VllmEngine(
@@ -330,13 +330,6 @@ def _memory_share(session: Session) -> float:
         return 1.0  # it will be refused
     budget = budget_of(session.config.memory, device, is_at_hand=True)
     return min((budget.limit_bytes - budget.margin_bytes) / device.memory_bytes, 1.0)
-
-
-def _adapter(session: Session) -> AdapterFolder | None:
-    adapter = session.config.adapter
-    if adapter is None or adapter.pretrained_adapter_weights is None:
-        return None
-    return open_adapter(adapter.pretrained_adapter_weights)
 
 
 def _require_plain_weights(session: Session, adapter: AdapterFolder | None) -> None:

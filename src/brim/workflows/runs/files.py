@@ -178,10 +178,10 @@ def local_name(name: str) -> str:
 
 def _with_names_for_paths(config: Config) -> Config:
     """Return the configuration with names in place of the paths that its keys hold."""
-    adapter, chat, retrieval, files = config.adapter, config.chat, config.prompt.retrieval, config.dataset
+    chat, retrieval, files = config.chat, config.prompt.retrieval, config.dataset
     paths = {
         "base_model": config.base_model,
-        "adapter.pretrained_adapter_weights": None if adapter is None else adapter.pretrained_adapter_weights,
+        "adapter.pretrained_adapter_weights": config.trained_adapter,
         "chat.template": None if chat is None else chat.template,
         "prompt.retrieval.model_name": None if retrieval is None else retrieval.model_name,
     }

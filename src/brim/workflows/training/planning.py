@@ -120,16 +120,15 @@ def _request(config: Config, rows: TokenRows, *, course: Mapping[str, Any] | Non
 
     where: the model and the device, by PlanRequest's names.
     """
-    assert isinstance(config.trainer, FinetuneTrainer), "there is no plan where nothing is trained"
-    is_open = is_sized_by_memory(config.trainer)
+    trainer = config.finetune_trainer
+    is_open = is_sized_by_memory(trainer)
     if is_open:
-        config = with_effective_rows(config, min(len(rows), config.trainer.max_batch_size or len(rows)))
-    assert isinstance(config.trainer, FinetuneTrainer)
+        config = with_effective_rows(config, min(len(rows), trainer.max_batch_size or len(rows)))
     return PlanRequest(
         **where,
         config=config,
         rows=rows,
-        length=RunLength.of(config.trainer, rows, seed=config.random_seed, course=course),
+        length=RunLength.of(config.finetune_trainer, rows, seed=config.random_seed, course=course),
         has_begun=course is not None,
         is_sized_by_memory=is_open,
     )

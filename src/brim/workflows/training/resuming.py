@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any, TypeAlias
 
 from brim.config import Choice, moves_batch
-from brim.config.schema import Config, FinetuneTrainer
+from brim.config.schema import Config
 from brim.config.text import dump
 from brim.data import Prepared
 from brim.data.tokens import TokenRows
@@ -114,8 +114,7 @@ def _digest(*splits: TokenRows) -> str:
 
 def _goes_on(config: Config, checkpoint: Checkpoint, state: TrainState, rows: TokenRows, run: RunFolder) -> str:
     """Say where the run continues; or that it has ended, and how it is trained for longer."""
-    trainer = config.trainer
-    assert isinstance(trainer, FinetuneTrainer), "a run trains"
+    trainer = config.finetune_trainer
     length = RunLength.of(trainer, rows, seed=config.random_seed, course=checkpoint.state["course"])
     stands = f"after step {state.step:,} ({format_count(state.consumed_samples, 'sample')})"
     if state.consumed_samples >= length.total_samples:
@@ -165,8 +164,7 @@ def _as_before(session: Session, checkpoint: Checkpoint | None, run: RunFolder, 
 
 def _unset_sizes(session: Session) -> Iterator[str]:
     """Yield those of the run's sizes that no key of the configuration decides."""
-    trainer = session.config.trainer
-    assert isinstance(trainer, FinetuneTrainer), "a run trains"
+    trainer = session.config.finetune_trainer
     if "epochs" not in trainer.model_fields_set:
         yield "trainer.epochs"
     was_chosen = any(choice.key == "trainer.effective_batch_size" for choice in session.choices)
@@ -255,8 +253,7 @@ def _with_length_of(
 
     Raises ConfigError where a run that had been started so long would not stand where this one does.
     """
-    trainer, seed = config.trainer, config.random_seed
-    assert isinstance(trainer, FinetuneTrainer), "a run trains"
+    trainer, seed = config.finetune_trainer, config.random_seed
     before, now = flat(checkpoint.state["settings"]), flat(config.model_dump(mode="json"))
     changed = [key for key in _LENGTHS if before.get(key) != now[key]]
     if not changed:

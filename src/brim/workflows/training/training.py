@@ -120,8 +120,7 @@ def train(
     Raises OutputError when the folder is taken, ConfigError when another run is to be continued, and
     KeyboardInterrupt on Ctrl-C (after a checkpoint).
     """
-    trainer = session.config.trainer
-    assert isinstance(trainer, FinetuneTrainer)
+    trainer = session.config.finetune_trainer
     with _folder(output_directory, resume=resume) as run:
         checkpoint, state = where_it_stands(run, session, prepared, resume=resume, say=say)
         first_step = state.step
