@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -323,17 +324,9 @@ def _drop(
     rows: TokenRows, event: str, found: list[tuple[int, int]], why: str, findings: Findings, place: Callable[[int], str]
 ) -> TokenRows:
     """Return the rows without those found, which go to the ledger. found: their keys and tokens."""
+    entry = partial(Entry, event=event, why=why, tokens_after=0)
     findings.entries += [
-        Entry(
-            key=key,
-            split=findings.split_of(key),
-            event=event,
-            why=why,
-            tokens_before=tokens,
-            tokens_after=0,
-            place=place(key),
-        )
-        for key, tokens in found
+        entry(key=key, split=findings.split_of(key), tokens_before=tokens, place=place(key)) for key, tokens in found
     ]
     keys = {key for key, _ in found}
     found.clear()

@@ -70,15 +70,14 @@ class Contexts:
         )
 
 
-def contexts_of(config: Config, source: Source, *, columns: Sequence[str], split: str | None) -> Contexts | None:
-    """Return the contexts of a source's rows; None where no examples are asked for.
+def contexts_of(config: Config, source: Source, *, columns: Sequence[str], split: str | None) -> Contexts:
+    """Return the contexts of a source's rows, for a configuration that asks for examples.
 
     columns: that make a row's input. split: of the source, that is prepared alone; None where all are.
     Raises ConfigError where nothing says which data the examples are from; DataError as `example_pool`.
     """
     retrieval = config.prompt.retrieval
-    if retrieval is None or not retrieval.num_examples:
-        return None
+    assert retrieval is not None, "asked before"
     training = _training_data(config, source, split)
     pool = example_pool(config, training)
     examples, notes = _examples(retrieval, pool, seed=config.random_seed)

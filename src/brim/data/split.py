@@ -265,11 +265,8 @@ def _as_given(source: Source, column: str, keys: Keys, texts: list[str]) -> Code
         for value, rows in list(unknown.items())[:3]
     ]
     if len(unknown) > 3:
-        problems.append(
-            Problem(
-                what=f"column `{column}` holds {len(unknown) - 3:,} more values that are not splits", where=source.name
-            )
-        )
+        what = f"column `{column}` holds {len(unknown) - 3:,} more values that are not splits"
+        problems.append(Problem(what=what, where=source.name))
     for split, ways in spellings(texts).items():
         problems.append(
             Problem(

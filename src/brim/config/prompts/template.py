@@ -152,11 +152,11 @@ class Template:
                 literal = []
                 parts += _placeholder(inside, problems)
             elif piece == "{":
-                problems.append(_fault("a { is never closed", template[found.start() : found.start() + 20], _BRACES))
+                problems.append(_fault("a { is never closed", _BRACES, template[found.start() : found.start() + 20]))
                 break
             elif piece == "}":
                 near = template[max(0, found.start() - 20) : found.end()]
-                problems.append(_fault("a } closes nothing", near, _BRACES))
+                problems.append(_fault("a } closes nothing", _BRACES, near))
             else:
                 literal.append(piece[0] if piece in ("{{", "}}") else piece)
         ConfigError.raise_for(problems)
@@ -189,25 +189,16 @@ def _placeholder(text: str, problems: list[Problem]) -> Iterable[Placeholder]:
     shown = "{" + text + "}"
     if name.startswith("__") and name.endswith("__") and name not in _PLACEHOLDERS:
         ours = ", ".join(f"{{{each}}}" for each in _PLACEHOLDERS)
-        problems.append(_fault(f"{shown} is not a placeholder", "", f"use a column's name, or one of {ours}"))
+        problems.append(_fault(f"{shown} is not a placeholder", f"use a column's name, or one of {ours}"))
     elif colon and name in (TASK, CONTEXT, LABELS):
-        problems.append(_fault(f"{shown} is text, which takes no format", "", f"write {{{name}}}"))
+        problems.append(_fault(f"{shown} is text, which takes no format", f"write {{{name}}}"))
     elif "{" in text or not _NAME.fullmatch(name):
-        problems.append(
-            Problem(
-                what=f"prompt.template: {shown} is not a plain name",
-                expected="a column's name in braces, without dots, brackets or conversions",
-                fix=_BRACES if not name.strip() or not name[0].isalnum() else "",
-            )
-        )
+        fix = _BRACES if not name.strip() or not name[0].isalnum() else ""
+        expected = "a column's name in braces, without dots, brackets or conversions"
+        problems.append(_fault(f"{shown} is not a plain name", fix, expected=expected))
     elif (colon and not spec) or not _FORMAT_SPEC.fullmatch(spec):
-        problems.append(
-            Problem(
-                what=f"prompt.template: '{spec}' in {shown} is not a number format",
-                expected="a format such as {x:.2f}",
-                fix=_BRACES,
-            )
-        )
+        expected = "a format such as {x:.2f}"
+        problems.append(_fault(f"'{spec}' in {shown} is not a number format", _BRACES, expected=expected))
     else:
         return [Placeholder(name=name, format_spec=spec)]
     return []
@@ -226,9 +217,9 @@ def _formatted(placeholder: Placeholder, value: Any) -> str:
         ) from None
 
 
-def _fault(what: str, near: str, fix: str) -> Problem:
+def _fault(what: str, fix: str, near: str = "", *, expected: str = "") -> Problem:
     place = f" near {near!r}" if near else ""
-    return Problem(what=f"prompt.template: {what}{place}", fix=fix)
+    return Problem(what=f"prompt.template: {what}{place}", expected=expected, fix=fix)
 
 
 # Steps of a regular expression on one text: some tenths of a second in Python's engine, in the worst case.

@@ -255,13 +255,8 @@ class _Builder:
         if self.num_nodes > MAX_NODES or len(path) > MAX_DEPTH:
             raise ConfigError(_too_many(self.where(node)))
         if str(node.tag) not in _PLAIN_TAGS:
-            self.problems.append(
-                Problem(
-                    what=f"the tag {_short_tag(node)} is not read",
-                    where=self.where(node),
-                    fix="write a plain value, or put it in quotes",
-                )
-            )
+            tag = str(node.tag).replace("tag:yaml.org,2002:", "!!")
+            self.refuse(node, f"the tag {tag} is not read", fix="write a plain value, or put it in quotes")
             return None
         if isinstance(node, MappingNode):
             return self.build_mapping(node, path)
@@ -279,14 +274,8 @@ class _Builder:
         for key_node, value_node in self.pairs(node):
             key = self.key(key_node)
             if key in seen:
-                self.problems.append(
-                    Problem(
-                        what=f"{dotted((*path, key))} is given twice",
-                        where=self.where(key_node),
-                        expected=f"one value; the first is at {self.where(seen[key])}",
-                        fix="keep one of them",
-                    )
-                )
+                what, first = f"{dotted((*path, key))} is given twice", self.where(seen[key])
+                self.refuse(key_node, what, expected=f"one value; the first is at {first}", fix="keep one of them")
                 continue
             seen[key] = key_node
             below = (*path, key)
@@ -324,7 +313,7 @@ class _Builder:
             value = self.yaml.constructor.construct_object(node)
         except ValueError as error:
             what = "a number of too many digits" if "digits" in str(error) else f"not YAML: {_line(error)}"
-            self.problems.append(Problem(what=what, where=self.where(node), fix="put it in quotes if it is text"))
+            self.refuse(node, what, fix="put it in quotes if it is text")
             return None
         return self.whole(value, node) if isinstance(value, str) else value
 
@@ -333,9 +322,12 @@ class _Builder:
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
-            what = r"half a character, escaped as \uD800 to \uDFFF"
-            self.problems.append(Problem(what=what, where=self.where(node), fix="write the character itself"))
+            self.refuse(node, r"half a character, escaped as \uD800 to \uDFFF", fix="write the character itself")
             return ""
+
+    def refuse(self, node: Node, what: str, *, expected: str = "", fix: str) -> None:
+        """Note what is wrong with a node."""
+        self.problems.append(Problem(what=what, where=self.where(node), expected=expected, fix=fix))
 
     def place(self, node: Node) -> Place:
         return Place(where=self.where(node), order=(node.start_mark.line, node.start_mark.column))
@@ -375,10 +367,6 @@ _OPEN = re.compile("end of the (file|stream)|unexpected end|expected ',' or")
 
 def _line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def _short_tag(node: Node) -> str:
-    return str(node.tag).replace("tag:yaml.org,2002:", "!!")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ _ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
 
 def _joined(parts: Any, name: str) -> pa.Table:
     """Join the splits one after the other, with the number of each row's split."""
-    problems = _split_problems(list(parts), name)
+    problems = list(_split_problems(list(parts), name))
     tables = []
     for part, dataset in parts.items():
         table = _table_of_dataset(dataset)
@@ -83,22 +83,18 @@ def _joined(parts: Any, name: str) -> pa.Table:
         raise DataError(what=what, where=name, expected="the same columns in all splits") from None
 
 
-def _split_problems(names: list[str], where: str) -> list[Problem]:
-    problems = []
+def _split_problems(names: list[str], where: str) -> Iterator[Problem]:
     unknown = [name for name in names if split_code(name) is None]
     if unknown:
-        problems.append(
-            Problem(
-                what=f"splits of the data set have unknown names: {', '.join(unknown)}",
-                where=where,
-                expected="train, validation, test",
-                fix="keep only the splits to learn from, under these names",
-            )
+        yield Problem(
+            what=f"splits of the data set have unknown names: {', '.join(unknown)}",
+            where=where,
+            expected="train, validation, test",
+            fix="keep only the splits to learn from, under these names",
         )
     for split, ways in spellings(names).items():
         what = f"the data set has the {split} split twice: {', '.join(ways)}"
-        problems.append(Problem(what=what, where=where, fix="keep it under one of these names"))
-    return problems
+        yield Problem(what=what, where=where, fix="keep it under one of these names")
 
 
 def _table_of_dataset(dataset: Any) -> pa.Table:

@@ -42,10 +42,8 @@ class Unreadable:
             self._first.append(replace(problem, where=where))
             if len(self._first) == FIRST_ROWS:
                 self.explain()
-                what, expected = (
-                    f"none of the first {FIRST_ROWS} rows can be read",
-                    "a file of the kind that its ending names",
-                )
+                what = f"none of the first {FIRST_ROWS} rows can be read"
+                expected = "a file of the kind that its ending names"
                 raise DataError(*self._first[:MAX_PROBLEMS], Problem(what=what, where=self.name, expected=expected))
 
 

@@ -146,15 +146,8 @@ def _run_as_json(run: ComparedRun, *, with_curves: bool) -> dict[str, Any]:
 
 
 def _run_of_json(told: Mapping[str, Any]) -> ComparedRun:
-    figures = told["figures"]
-    return ComparedRun(
-        name=told["name"],
-        seed=told["seed"],
-        outcome=told["outcome"],
-        figures=None if figures is None else RunFigures.of_json(figures),
-        rows=told["rows"],
-        error=told["error"],
-    )
+    known = {name: told[name] for name in ("name", "seed", "outcome", "rows", "error")}
+    return ComparedRun(**known, figures=None if told["figures"] is None else RunFigures.of_json(told["figures"]))
 
 
 def run_in_process(order: TrainOrder, *, observer: Observer, say: Say, stop: Stop) -> Ended:

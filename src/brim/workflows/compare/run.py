@@ -124,23 +124,19 @@ def _kept(now: CompareResult, file: Path) -> tuple[ComparedRun, ...]:
     """Return the finished runs of an earlier call, which may have had fewer configurations and fewer seeds."""
     digests, seeds, runs = read_runs(file)
     names = list(now.digests)
-    problems = [
-        Problem(what=f"{name} is not what it was when this comparison was begun: its file, or an override, has changed")
+    changed = [
+        f"{name} is not what it was when this comparison was begun: its file, or an override, has changed"
         for name in digests
         if name in now.digests and now.digests[name] != digests[name]
     ]
     if names[: len(digests)] != list(digests):
-        problems.append(
-            Problem(
-                what=f"this comparison was begun with {', '.join(digests)}, in that order, now come {', '.join(names)}"
-            )
+        changed.append(
+            f"this comparison was begun with {', '.join(digests)}, in that order, now come {', '.join(names)}"
         )
     if seeds and seeds[0] != now.seeds[0]:
-        problems.append(
-            Problem(what=f"this comparison was begun with seed {seeds[0]}, now the first is {now.seeds[0]}")
-        )
+        changed.append(f"this comparison was begun with seed {seeds[0]}, now the first is {now.seeds[0]}")
     fix = "set it back, or choose another folder with --output-directory; more seeds and configurations may follow"
-    OutputError.raise_for(replace(problem, where=str(file), fix=fix) for problem in problems)
+    OutputError.raise_for(Problem(what=what, where=str(file), fix=fix) for what in changed)
     wanted = {(name, seed) for name in names for seed in now.seeds}
     return tuple(run for run in runs if run.outcome == "finished" and (run.name, run.seed) in wanted)
 
@@ -266,14 +262,9 @@ def _draw(result: CompareResult, say: Say) -> None:
         say(f"{error.problems[0].what}: no curves.png and no compare.html; pip install 'brim[plots]'")
         return
     for name in ("curves.png", "compare.html"):
-        with writing(name, result.output_directory / name):
-            save_picture(
-                figure,
-                result.output_directory / name,
-                title=title,
-                tables=result.tables(with_runs=True),
-                lines=result.notes,
-            )
+        file = result.output_directory / name
+        with writing(name, file):
+            save_picture(figure, file, title=title, tables=result.tables(with_runs=True), lines=result.notes)
 
 
 WITHOUT_EARLY_STOP = "trainer.early_stop=-1"
@@ -404,11 +395,9 @@ def _answer(config: Config) -> dict[str, Any]:
 
 
 def _changes(config: Config, first: Config, *, name: str, first_name: str) -> Iterator[str]:
-    trainer, other = config.trainer, first.trainer
-    assert isinstance(trainer, FinetuneTrainer)
-    assert isinstance(other, FinetuneTrainer)
-    ours, theirs = ({key: getattr(each, key) for key in _LENGTH_KEYS} for each in (trainer, other))
-    if config is not first and (ours != theirs or trainer.train_steps is not None):
+    trainers = (config.finetune_trainer, first.finetune_trainer)
+    ours, theirs = ({key: getattr(trainer, key) for key in _LENGTH_KEYS} for trainer in trainers)
+    if config is not first and (ours != theirs or ours["train_steps"] is not None):
         key = next((key for key in reversed(_LENGTH_KEYS) if ours[key] is not None), "epochs")
         yield f"{name} is trained on as many rows as {first_name}, whatever its trainer.{key} ({ours[key]:,}) says"
     if config.random_seed != first.random_seed:

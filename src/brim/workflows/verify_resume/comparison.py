@@ -121,7 +121,7 @@ class Check:
     name: str
     compared: str  # how much of it
     promise: Kept
-    tolerance: float  # relative; of what is to be close
+    tolerance: float = 0.0  # relative; of what is to be close
     difference: Difference | None
 
     @property
@@ -276,13 +276,8 @@ def _compared_tensors(title: str, ours: Path, theirs: Path, promise: Promise) ->
         if sha256(ours) != sha256(theirs):
             wrong = [each for each in (_of_tensor(left, right, name) for name in names) if each is not None]
             difference = _largest(wrong) if wrong else None
-    return Check(
-        name=title,
-        compared=format_count(len(names), "tensor"),
-        promise=promise.of("state"),
-        tolerance=0.0,
-        difference=difference,
-    )
+    amount = format_count(len(names), "tensor")
+    return Check(name=title, compared=amount, promise=promise.of("state"), difference=difference)
 
 
 def _of_tensor(left: Any, right: Any, name: str) -> Difference | None:
