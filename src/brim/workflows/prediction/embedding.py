@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +28,10 @@ from brim.storage import whole_file
 from brim.units import format_count
 from brim.workflows.prediction.output import ROW, ledger_path, require_free, require_writable, write_ledger
 from brim.workflows.prediction.prompts import require_rows
-from brim.workflows.prediction.scoring import batches_for
+from brim.workflows.prediction.scoring import Load, batches_for
 
 Integers: TypeAlias = NDArray[np.int64]
+Stores: TypeAlias = Mapping[str, VectorStore]  # by layer, or by column
 Vectors: TypeAlias = NDArray[np.float32]
 
 
@@ -75,7 +76,7 @@ class Collection:
         data: Data,
         *,
         llm: LLM | None,
-        weights: Callable[[], LLM],
+        weights: Load,
         notes: Sequence[str],
         say: Say,
         on_batch: OnBatch,
@@ -167,32 +168,24 @@ def _prompts(session: Session, data: Data, *, split: str) -> tuple[TokenRows, Le
     if LABELS in (config.prompt.template or ""):
         config, _ = with_labels_of_data(config, source)
     found = prompts_of(source, config, session.encoder, only=split, context_length=session.folder.context_length)
-    faults = RowFaults(locate=source.locate)
-    for key in found.rows.keys[found.rows.lengths == 0].tolist():
-        faults.add(
-            key, Problem(what="the prompt is empty", expected="at least one token", fix="fill or remove the row")
-        )
+    is_empty = found.rows.lengths == 0
+    problem = Problem(what="the prompt is empty", expected="at least one token", fix="fill or remove the row")
+    faults = RowFaults(locate=source.locate, problems=dict.fromkeys(found.rows.keys[is_empty].tolist(), problem))
     entries = faults.settle(
         config.preprocessing.on_bad_row, num_rows=len(found.rows), name=source.name, split_of=lambda key: split
     )
-    rows = found.rows.take(np.flatnonzero(found.rows.lengths > 0))
+    rows = found.rows.take(np.flatnonzero(~is_empty))
     require_rows(rows, split, source)
     return rows, found.ledger.with_more(entries), found.notes
 
 
-def _held(stores: Mapping[str, VectorStore], starts: Integers, *, by_token: bool) -> dict[str, Any]:
+def _held(stores: Stores, starts: Integers, *, by_token: bool) -> dict[str, Any]:
     every = {name: store.read(0, int(starts[-1])) for name, store in stores.items()}
     return {name: np.split(vectors, starts[1:-1]) for name, vectors in every.items()} if by_token else every
 
 
 def _write(
-    output: Path,
-    columns: Mapping[str, VectorStore],
-    keys: Integers,
-    starts: Integers,
-    ledger: Ledger,
-    *,
-    by_token: bool,
+    output: Path, columns: Stores, keys: Integers, starts: Integers, ledger: Ledger, *, by_token: bool
 ) -> Path | None:
     """Write the ledger and then the vectors, which are never there without it. Return the ledger's path."""
     beside = write_ledger(ledger, output)
@@ -212,9 +205,7 @@ def _write(
     return beside
 
 
-def _write_blocks(
-    path: Path, columns: Mapping[str, VectorStore], keys: Integers, starts: Integers, *, by_token: bool
-) -> None:
+def _write_blocks(path: Path, columns: Stores, keys: Integers, starts: Integers, *, by_token: bool) -> None:
     kinds = {name: pa.list_(pa.float32(), store.width) for name, store in columns.items()}
     schema = pa.schema(
         [(ROW, pa.int64()), *((name, pa.list_(kind) if by_token else kind) for name, kind in kinds.items())]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -39,7 +39,7 @@ from brim.train import RunFolder
 from brim.units import format_count
 from brim.workflows.prediction.launch import planned_engine
 from brim.workflows.prediction.prompts import continuable
-from brim.workflows.prediction.scoring import batches_for, scored
+from brim.workflows.prediction.scoring import Load, batches_for, scored
 from brim.workflows.runs import Comparison, EvaluateResult, TrainResult
 
 # Figures by the token, which cannot be compared across tokenizers.
@@ -122,7 +122,7 @@ class Contender:
         return replace(result, num_left_out=self.ledger.num_left_out())
 
     def compared(
-        self, ours: EvaluateResult, second: Contender, load: Callable[[], LLM], *, say: Say, on_batch: OnBatch
+        self, ours: EvaluateResult, second: Contender, load: Load, *, say: Say, on_batch: OnBatch
     ) -> Comparison:
         """Evaluate the second model on the rows that both can take, and compare.
 

@@ -7,7 +7,7 @@ a data set would be predicted, before anything is loaded (`brim predict --plan`)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -53,7 +53,7 @@ from brim.workflows.prediction.output import (
     write_summary,
 )
 from brim.workflows.prediction.prompts import Keep, Keys, continuable, own_data, require_rows, row_keys, with_policies
-from brim.workflows.prediction.scoring import batches_for, scored
+from brim.workflows.prediction.scoring import Load, batches_for, scored
 from brim.workflows.runs import PredictResult
 
 
@@ -120,14 +120,7 @@ class AskedPrompts:
 
 @no_library_warnings()
 def predict(
-    session: Session,
-    dataset: Data,
-    wanted: Wanted,
-    *,
-    weights: Callable[[], LLM],
-    notes: Sequence[str],
-    say: Say,
-    on_batch: OnBatch,
+    session: Session, dataset: Data, wanted: Wanted, *, weights: Load, notes: Sequence[str], say: Say, on_batch: OnBatch
 ) -> PredictResult:
     """Respond to each row. weights: loads the model, once there is something to generate. See Model.predict."""
     session = with_policies(session, on_error=wanted.on_error, on_overlong=wanted.on_overlong)
@@ -209,7 +202,7 @@ class _Work:
             lines.append(f"{gone} not in the data any more, and not in the output")
         return lines
 
-    def generate(self, weights: Callable[[], LLM], *, say: Say, on_batch: OnBatch) -> float:
+    def generate(self, weights: Load, *, say: Say, on_batch: OnBatch) -> float:
         """Respond to the rows that are not done, and score them if asked to. Return the seconds of generating."""
         seconds = 0.0
         if self.responses.num_done:
@@ -255,7 +248,7 @@ class _Work:
             read_predictions=(lambda: frame) if job is None else lru_cache(maxsize=1)(self._frame_of_job),
         )
 
-    def _generate(self, weights: Callable[[], LLM], say: Say, on_batch: OnBatch) -> float:
+    def _generate(self, weights: Load, say: Say, on_batch: OnBatch) -> float:
         asked, config = self._asked, self._session.config
         is_sampled_by_key = self._wanted.key is not None and config.generation.do_sample
         prompts = asked.prompts.with_keys(asked.keys >> np.uint64(1)) if is_sampled_by_key else asked.prompts
@@ -335,7 +328,7 @@ _A_FEW = 8  # prompts
 class Generation:
     """Respond with an engine. `about`: facts on it for the job, with more of them once it has run."""
 
-    def __init__(self, weights: Callable[[], LLM], session: Session, prompts: TokenRows, *, say: Say) -> None:
+    def __init__(self, weights: Load, session: Session, prompts: TokenRows, *, say: Say) -> None:
         """Load and plan. weights: loads the model, where the engine does not do that itself."""
         self._engine: Engine
         self._budget: Budget | None = None

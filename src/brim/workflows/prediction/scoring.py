@@ -21,6 +21,7 @@ from brim.notes import OnBatch, Say, status
 from brim.planning import ForwardPlan, Unplanned, plan_forward, scoring_lines
 from brim.session import Session
 
+Load: TypeAlias = Callable[[], LLM]  # loads the weights, or returns those that are loaded
 OnSmaller: TypeAlias = Callable[[Smaller], None]  # called each time that fewer rows go on together
 
 

@@ -88,15 +88,7 @@ def train_configuration(order: TrainOrder, *, observer: Observer, say: Say, weig
         open_session(loaded.config), data, resumed=RunFolder(output) if resume else None, notes=loaded.notes, say=notes
     )
     train(
-        session,
-        source,
-        prepared,
-        output_directory=output,
-        resume=resume,
-        replan=False,
-        observer=observer,
-        say=notes,
-        weights=weights,
+        session, source, prepared, output_directory=output, resume=resume, observer=observer, say=notes, weights=weights
     )
     return prepared
 
@@ -109,7 +101,7 @@ def train(
     *,
     output_directory: Path,
     resume: bool,
-    replan: bool,
+    replan: bool = False,
     observer: Observer,
     say: RunNotes,
     weights: Weights = "best",
