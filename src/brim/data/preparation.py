@@ -42,6 +42,7 @@ Keys = npt.NDArray[np.int64]
 
 
 Watch: TypeAlias = Callable[[Texts], None]
+AnyPrompter: TypeAlias = "Prompter | ChatPrompter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +146,7 @@ def texts_as_source(texts: Sequence[str], encoder: TextEncoder, *, are_chats: bo
 
 
 def _assigned(
-    split: str | None, asked: Prompter | ChatPrompter, config: Config
+    split: str | None, asked: AnyPrompter, config: Config
 ) -> tuple[Source, Keys, npt.NDArray[np.int8] | None, list[str]]:
     """Return the source with the faults of rows that cannot be split, the rows to use, their splits, and notes.
 
@@ -171,7 +172,7 @@ def _require_train(splits: dict[str, TokenRows], source: Source, config: Config)
 
 
 def _tokenized(
-    asked: Prompter | ChatPrompter,
+    asked: AnyPrompter,
     source: Source,
     keys: Keys,
     encoder: TextEncoder,
@@ -214,7 +215,7 @@ def _tokenized(
 
 
 def _bad_rows(
-    asked: Prompter | ChatPrompter,
+    asked: AnyPrompter,
     source: Source,
     policy: Literal["auto", "error", "drop"],
     few: Few,
@@ -243,9 +244,7 @@ def _watched(texts: Iterable[Texts], watch: Watch | None) -> Iterator[Texts]:
         yield batch
 
 
-def _without_missing(
-    asked: Prompter | ChatPrompter, keys: Keys, ledger: Ledger, split_of: Callable[[int], str]
-) -> Keys:
+def _without_missing(asked: AnyPrompter, keys: Keys, ledger: Ledger, split_of: Callable[[int], str]) -> Keys:
     """Return the rows that stay where cells are missing; what is dropped or filled goes to the ledger."""
     dropped = np.zeros(asked.source.table.num_rows, dtype=np.bool_)
     filled = np.zeros_like(dropped)

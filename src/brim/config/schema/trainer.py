@@ -175,6 +175,7 @@ class GradientClippingConfig(Section):
 
 
 DURATION = "a duration: a number with ba, ep, sp, tok or dur, such as 0.1dur or 5000sp"
+_DURATION_OR_NULL = f"{DURATION}, or null"
 
 
 class LearningRateScheduler(Section):
@@ -191,17 +192,14 @@ class LearningRateScheduler(Section):
         "The warm-up as a duration, instead of `warmup_fraction`: `500ba` (batches of the final size), `2ep`, "
         "`5000sp`, `1e6tok` or `0.1dur`.",
         brim=True,
-        expected=f"{DURATION}, or null",
+        expected=_DURATION_OR_NULL,
     )
     eta_min: NonNegativeFloat = key(0.0, "The rate at which a decay ends; an absolute learning rate.")
     decay_fraction: Fraction = key(
         0.1, "Share of the run in which `wsd` falls. Ludwig's `wsd_decay_fraction` is accepted too.", brim=True
     )
     decay_length: Text | None = key(
-        None,
-        "The fall of `wsd` as a duration, instead of `decay_fraction`.",
-        brim=True,
-        expected=f"{DURATION}, or null",
+        None, "The fall of `wsd` as a duration, instead of `decay_fraction`.", brim=True, expected=_DURATION_OR_NULL
     )
 
 

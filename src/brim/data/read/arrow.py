@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from brim.data.read.columns import column_of, is_text, require_no_text
 from brim.data.read.encoding import without_undecodable
 from brim.data.read.source import Source, plain, require_distinct, row_number, source_of, spellings, split_code
-from brim.data.read.spill import gather, kept_or
+from brim.data.read.spill import Faults, gather, kept_or
 from brim.errors import DataError, Problem
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def read_columns(columns: Mapping[str, Sequence[Any]], *, name: str = "the given
         raise DataError(
             what=f"the columns differ in length: {listed}", where=name, expected="a value a row in each column"
         )
-    faults: dict[int, Problem] = {}
+    faults: Faults = {}
     read = [
         column_of(str(column), values if hasattr(values, "dtype") else list(values), locate=locate, faults=faults)
         for column, values in columns.items()
@@ -174,7 +174,7 @@ def read_pandas(frame: pd.DataFrame) -> Source:
     name = "the data frame"
     names = [str(column) for column in frame.columns]
     require_names(names, name)
-    faults: dict[int, Problem] = {}
+    faults: Faults = {}
     read = []
     for position, column in enumerate(names):
         series = frame.iloc[:, position]
@@ -200,7 +200,7 @@ def table_of_columns(columns: Sequence[tuple[pa.Field, pa.Array | pa.ChunkedArra
     return pa.table([array for _, array in columns], schema=pa.schema([field for field, _ in columns]))
 
 
-def _source(table: pa.Table, name: str, faults: dict[int, Problem]) -> Source:
+def _source(table: pa.Table, name: str, faults: Faults) -> Source:
     """Return the source of a table. faults: of Python's values; those of Arrow's bytes are added."""
     table, undecodable = without_undecodable(table.cast(plain(table.schema)), name)
     return source_of(table, name=name, locate=row_number(name), faults={**undecodable, **faults})

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.data.read.ledger import WAY_OUT
-from brim.data.read.spill import gather
+from brim.data.read.spill import Faults, gather
 from brim.errors import Problem
 
 BATCH_ROWS = 4096
@@ -72,7 +72,7 @@ _MOST_WHOLE, _MOST_WHOLE_AMONG_FRACTIONS = 2**63 - 1, 2**53  # larger ones are n
 
 
 def table_of_records(
-    records: Callable[[], Iterable[Record]], *, locate: Locate, keep_as: Path | None, faults: Mapping[int, Problem]
+    records: Callable[[], Iterable[Record]], *, locate: Locate, keep_as: Path | None, faults: Faults
 ) -> pa.Table:
     """Return JSON's records as a table: its columns are all keys as they appear; a missing key is a missing cell.
 
@@ -92,9 +92,7 @@ def table_of_records(
             continue
 
 
-def column_of(
-    name: str, values: Sequence[Any], *, locate: Locate, faults: dict[int, Problem]
-) -> tuple[pa.Field, pa.Array]:
+def column_of(name: str, values: Sequence[Any], *, locate: Locate, faults: Faults) -> tuple[pa.Field, pa.Array]:
     """Return Python's values as one Arrow column, a mixed one where they have no common type.
 
     faults: takes the rows whose values no column can hold, which are then missing.
@@ -186,7 +184,7 @@ def kind_of(value: Any) -> str:
     return _kind_of_type(type(value))
 
 
-def of_one_kind(name: str, texts: pa.Array, kinds: pa.Array, faults: dict[int, Problem]) -> tuple[pa.Field, pa.Array]:
+def of_one_kind(name: str, texts: pa.Array, kinds: pa.Array, faults: Faults) -> tuple[pa.Field, pa.Array]:
     """Return a mixed column as one of the kind of most values, as if other rows were not there.
 
     The kind of most values; among equals text, else the first. What the cells of other rows were goes to the faults.
@@ -354,7 +352,7 @@ def _kind_of_type(kind: type) -> str:
     return next((word for types, word in _KINDS if issubclass(kind, types)), f"a {kind.__name__}")
 
 
-def _numbers(name: str, texts: pa.Array, faults: dict[int, Problem]) -> pa.Array:
+def _numbers(name: str, texts: pa.Array, faults: Faults) -> pa.Array:
     """Return JSON's numbers as whole ones, or as floats where one has a fraction; those too large are faults."""
     has_fractions = bool(pc.any(pc.match_substring_regex(texts, "[^-0-9]")).as_py())
     most = _MOST_WHOLE_AMONG_FRACTIONS if has_fractions else _MOST_WHOLE
@@ -369,7 +367,7 @@ def _numbers(name: str, texts: pa.Array, faults: dict[int, Problem]) -> pa.Array
     return pa.array(values, type=pa.float64() if has_fractions else pa.int64())
 
 
-def _without_halves(name: str, values: Sequence[Any], faults: dict[int, Problem]) -> list[Any]:
+def _without_halves(name: str, values: Sequence[Any], faults: Faults) -> list[Any]:
     """Return the values, missing where one holds half a character; `faults` takes why."""
     whole = list(values)
     for row, value in enumerate(whole):

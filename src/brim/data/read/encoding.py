@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from brim.data.read.spill import Faults
 from brim.errors import DataError, Problem
 from brim.notes import warning
 
@@ -138,12 +139,12 @@ def long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def without_undecodable(table: pa.Table, name: str) -> tuple[pa.Table, dict[int, Problem]]:
+def without_undecodable(table: pa.Table, name: str) -> tuple[pa.Table, Faults]:
     """Return the table with cells that are not UTF-8 missing, and why their rows cannot be read.
 
     name: of the source. Raises DataError for a column that is damaged otherwise.
     """
-    faults: dict[int, Problem] = {}
+    faults: Faults = {}
     for position, field in enumerate(table.schema):
         column = table.column(position)
         if not _holds_text(field.type) or _is_valid(column, field.name, name):

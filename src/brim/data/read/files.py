@@ -36,7 +36,7 @@ from brim.data.read.csv import read_csv
 from brim.data.read.encoding import require_utf8
 from brim.data.read.json import read_json, read_jsonl
 from brim.data.read.ledger import RowFaults, is_majority
-from brim.data.read.source import Source, listed_columns, require_rows
+from brim.data.read.source import Source, listed_columns
 from brim.errors import DataError, Problem
 
 if TYPE_CHECKING:
@@ -159,7 +159,13 @@ def _read_path(path: Path) -> Source:
 def _checked(source: Source) -> Source:
     num_rows = max(source.table.num_rows, len(source.faults))  # a table of bad rows alone has no columns, and no rows
     RowFaults(locate=source.locate, problems=dict(source.faults)).require_minority(num_rows, source.name)
-    require_rows(source.table, source.name)
+    if source.table.num_columns == 0 or source.table.num_rows == 0:
+        raise DataError(
+            what="the data set has no rows",
+            where=source.name,
+            expected="at least one row of data",
+            fix="look at what makes it, such as a filter that keeps no row, or give another one",
+        )
     return source
 
 

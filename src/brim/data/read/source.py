@@ -183,18 +183,6 @@ def row_number(name: str) -> Callable[[int], str]:
     return lambda row: f"{name}, row {row}"
 
 
-def require_rows(table: pa.Table, name: str) -> pa.Table:
-    """Return the table. Raises DataError where it is empty."""
-    if table.num_columns == 0 or table.num_rows == 0:
-        raise DataError(
-            what="the data set has no rows",
-            where=name,
-            expected="at least one row of data",
-            fix="look at what makes it, such as a filter that keeps no row, or give another one",
-        )
-    return table
-
-
 def require_distinct(names: Sequence[str], where: str, *, what: str = "column names stand twice") -> None:
     """Raise DataError for column names of which one stands twice."""
     twice = sorted({name for name in names if names.count(name) > 1})

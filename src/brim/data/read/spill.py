@@ -13,7 +13,7 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,7 @@ Faults = dict[int, Problem]  # why rows cannot be read, by their numbers; withou
 
 
 def gather(
-    batches: Iterable[pa.RecordBatch],
-    *,
-    schema: pa.Schema,
-    keep_as: Path | None = None,
-    faults: Mapping[int, Problem] | None = None,
+    batches: Iterable[pa.RecordBatch], *, schema: pa.Schema, keep_as: Path | None = None, faults: Faults | None = None
 ) -> pa.Table:
     """Return all batches as one table; beyond SPILL_BYTES they stream into an Arrow file, which is memory-mapped.
 
@@ -128,9 +124,7 @@ def _first_held_then_rest(held: list[pa.RecordBatch], rest: Iterator[pa.RecordBa
     yield from rest
 
 
-def _to_disk(
-    batches: Iterator[pa.RecordBatch], *, schema: pa.Schema, keep_as: Path | None, faults: Mapping[int, Problem]
-) -> pa.Table:
+def _to_disk(batches: Iterator[pa.RecordBatch], *, schema: pa.Schema, keep_as: Path | None, faults: Faults) -> pa.Table:
     folder = _writable_folder()
     remove_abandoned(folder, "spill-*.part")
     handle, part = _locked_part(folder)

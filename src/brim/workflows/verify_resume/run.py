@@ -422,21 +422,19 @@ class Start:
         return self.step - self.checkpoint
 
 
-def choose_start(
-    consumed_by_checkpoint: Mapping[int, int], reach: Reach, *, steps: int, from_step: int | None
-) -> Start:
+def choose_start(consumed: Mapping[int, int], reach: Reach, *, steps: int, from_step: int | None) -> Start:
     """Choose the step after which both runs begin, and the checkpoint that leads there.
 
-    consumed_by_checkpoint: rows that were consumed at each whole checkpoint, by its step. from_step: as asked for;
+    consumed: rows that were consumed at each whole checkpoint, by its step. from_step: as asked for;
     None: the newest checkpoint with enough steps after it, else the run's first step.
     Raises InputError where no step is left to be made twice.
     """
-    consumed_by_checkpoint = {0: 0, **consumed_by_checkpoint}
-    enough = [s for s, consumed in consumed_by_checkpoint.items() if s and reach.steps_left(s, consumed) >= steps]
+    consumed = {0: 0, **consumed}
+    enough = [step for step, rows in consumed.items() if step and reach.steps_left(step, rows) >= steps]
     # Nothing is saved before the first step: a run that is killed in it starts, and is planned, from the beginning.
     step = max(1, from_step if from_step is not None else max(enough, default=1))
-    checkpoint = max(s for s in consumed_by_checkpoint if s <= step)
-    left = reach.steps_left(checkpoint, consumed_by_checkpoint[checkpoint]) - (step - checkpoint)
+    checkpoint = max(each for each in consumed if each <= step)
+    left = reach.steps_left(checkpoint, consumed[checkpoint]) - (step - checkpoint)
     if left < 1:
         known = "" if reach.total_steps is None else f": the run has {reach.total_steps:,}"
         raise InputError(
