@@ -291,6 +291,7 @@ _SPARE = 16
 
 
 Embeddings = npt.NDArray[np.float32]  # [N, D], each of length 1; may be mapped from disk
+Likenesses = npt.NDArray[np.float32]  # [B, examples]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,9 +336,7 @@ def nearest(queries: Embeddings, embeddings: Embeddings, own: Positions, num_exa
     return _in_order(queries, embeddings, best, positions)[:, :num_examples]
 
 
-def _kept(
-    best: npt.NDArray[np.float32], positions: Positions, likeness: npt.NDArray[np.float32], start: int
-) -> tuple[npt.NDArray[np.float32], Positions]:
+def _kept(best: Likenesses, positions: Positions, likeness: Likenesses, start: int) -> tuple[Likenesses, Positions]:
     """Merge the best so far with a block's, and keep as many as before; in no order."""
     num_kept = best.shape[1]
     in_block = np.broadcast_to(np.arange(start, start + likeness.shape[1]), likeness.shape)
@@ -349,9 +348,7 @@ def _kept(
     return np.take_along_axis(likeness, top, 1), np.take_along_axis(in_block, top, 1)
 
 
-def _in_order(
-    queries: Embeddings, embeddings: Embeddings, best: npt.NDArray[np.float32], positions: Positions
-) -> Positions:
+def _in_order(queries: Embeddings, embeddings: Embeddings, best: Likenesses, positions: Positions) -> Positions:
     """Sort candidates by their likeness in float64, added up in one order for all; then by position."""
     ordered = np.empty_like(positions)
     for row, (query, candidates) in enumerate(zip(queries.astype(np.float64), positions, strict=True)):

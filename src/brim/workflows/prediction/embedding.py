@@ -27,10 +27,9 @@ from brim.session import Session
 from brim.storage import whole_file
 from brim.units import format_count
 from brim.workflows.prediction.output import ROW, ledger_path, require_free, require_writable, write_ledger
-from brim.workflows.prediction.prompts import require_rows
+from brim.workflows.prediction.prompts import Integers, require_rows
 from brim.workflows.prediction.scoring import Load, batches_for
 
-Integers: TypeAlias = NDArray[np.int64]
 Stores: TypeAlias = Mapping[str, VectorStore]  # by layer, or by column
 Vectors: TypeAlias = NDArray[np.float32]
 

@@ -73,6 +73,8 @@ def _dropping_missing(feature: InputFeature) -> InputFeature:
     return feature.having(key, "drop_row") if feature.preprocessing.missing_value_strategy == "error" else feature
 
 
+Integers: TypeAlias = NDArray[np.int64]
+Locate: TypeAlias = Callable[[int], str]  # names the place of a row, by its key
 Keep: TypeAlias = Literal["first", "last"]
 
 
@@ -87,7 +89,7 @@ class Continuable:
     """Hold the prompts that can be continued, and the ledger's entries on the others."""
 
     prompts: TokenRows  # shortened where preprocessing.on_overlong is truncate
-    positions: NDArray[np.int64]  # of these prompts among those that were given
+    positions: Integers  # of these prompts among those that were given
     entries: list[Entry]
 
 
@@ -142,7 +144,7 @@ def require_rows(rows: TokenRows, split: str, source: Source) -> None:
         raise DataError(what=f"the split {split!r} has no rows", where=source.name, fix="choose another with --split")
 
 
-def require_continuable(rows: TokenRows, session: Session, locate: Callable[[int], str]) -> None:
+def require_continuable(rows: TokenRows, session: Session, locate: Locate) -> None:
     """Raise DataError, naming the rows, for prompts that the model cannot continue.
 
     rows: prompts, with or without their answers. locate: names the place of a key's row.
@@ -168,7 +170,7 @@ def _room(session: Session) -> int | None:
     return context_length - new_tokens
 
 
-def _empty(keys: list[int], locate: Callable[[int], str]) -> Iterator[Problem]:
+def _empty(keys: list[int], locate: Locate) -> Iterator[Problem]:
     if keys:
         yield Problem(
             what=f"{_prompts(len(keys))} empty",
@@ -183,7 +185,7 @@ def _dropped_empty(keys: list[int], source: Source, split: str, *, num_rows: int
     return faults.settle("drop", num_rows=num_rows, name=source.name, split_of=lambda key: split, unasked=unasked)
 
 
-def _entries(keys: NDArray[np.int64], lengths: NDArray[np.int64], room: int, split: str, *, how: str) -> list[Entry]:
+def _entries(keys: Integers, lengths: Integers, room: int, split: str, *, how: str) -> list[Entry]:
     """Return the ledger's entries on prompts that are cut to the limit, or dropped since they exceed it."""
     return [
         Entry(
@@ -199,9 +201,7 @@ def _entries(keys: NDArray[np.int64], lengths: NDArray[np.int64], room: int, spl
     ]
 
 
-def _too_long(
-    keys: NDArray[np.int64], lengths: NDArray[np.int64], room: int | None, locate: Callable[[int], str]
-) -> Iterator[Problem]:
+def _too_long(keys: Integers, lengths: Integers, room: int | None, locate: Locate) -> Iterator[Problem]:
     if room is None or not (lengths > room).any():
         return
     longest = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths > room)]
@@ -256,7 +256,7 @@ def _places(located: list[str], count: int) -> str:
 Keys = NDArray[np.uint64]
 
 
-def row_keys(source: Source, rows: NDArray[np.int64], *, column: str | None) -> Keys:
+def row_keys(source: Source, rows: Integers, *, column: str | None) -> Keys:
     """Return 64 bits for each of these rows (ascending numbers): the number, or a hash of the column's value as text.
 
     Raises DataError, with the first few places, for values that are missing or that several rows have; InputError for a
@@ -301,7 +301,7 @@ def _require_column(source: Source, column: str) -> None:
         )
 
 
-def _missing(source: Source, column: str, rows: NDArray[np.int64]) -> Iterator[Problem]:
+def _missing(source: Source, column: str, rows: Integers) -> Iterator[Problem]:
     if len(rows):
         yield Problem(
             what=f"{_rows(len(rows))} no value in `{column}`, by which rows are to be identified",
@@ -311,7 +311,7 @@ def _missing(source: Source, column: str, rows: NDArray[np.int64]) -> Iterator[P
 
 
 def _shared(
-    source: Source, column: str, rows: NDArray[np.int64], keys: Keys, is_missing: NDArray[np.bool_]
+    source: Source, column: str, rows: Integers, keys: Keys, is_missing: NDArray[np.bool_]
 ) -> Iterator[Problem]:
     """Yield a problem where rows have a value that an earlier row has, too."""
     here = np.flatnonzero(~is_missing)

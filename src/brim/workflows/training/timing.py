@@ -115,6 +115,7 @@ def _off_by(samples: list[TimeSample], predicted: Surface) -> float:
     return largest.median_s / max(float(predicted(largest.rows, largest.length)), 1e-9)
 
 
+Floats: TypeAlias = NDArray[np.float64]
 _Term: TypeAlias = Literal["estimate", "fixed", "tokens", "attention"] | int  # a number: where a bend is
 
 
@@ -176,7 +177,7 @@ class TimeFit:
         num_tokens = np.array([sample.num_tokens for sample in samples], dtype=np.float64)
         lengths = np.array([sample.length for sample in samples], dtype=np.float64)
         medians = np.array([sample.median_s for sample in samples])
-        terms: dict[_Term, NDArray[np.float64]] = {
+        terms: dict[_Term, Floats] = {
             "estimate": estimated(num_tokens / lengths, lengths),
             "fixed": np.ones(len(samples)),
             "tokens": num_tokens,
@@ -209,7 +210,7 @@ class TimeFit:
             values=tuple(tuple(self.seconds(grid, length).tolist()) for length in lengths),
         )
 
-    def seconds(self, num_tokens: ArrayLike, length: float) -> NDArray[np.float64]:
+    def seconds(self, num_tokens: ArrayLike, length: float) -> Floats:
         """Return the seconds of shapes of one length."""
         tokens = np.asarray(num_tokens, dtype=np.float64)
         straight = self.fixed_s + (self.token_s + self.attention_s * length) * tokens
@@ -220,12 +221,12 @@ class TimeFit:
 @dataclass(frozen=True, slots=True)
 class _Solved:
     terms: tuple[_Term, ...]
-    solution: NDArray[np.float64]
-    residuals: NDArray[np.float64]  # relative, of each sample
+    solution: Floats
+    residuals: Floats  # relative, of each sample
     criterion: float
 
 
-def _selected(terms: Mapping[_Term, NDArray[np.float64]], values: NDArray[np.float64]) -> _Solved:
+def _selected(terms: Mapping[_Term, Floats], values: Floats) -> _Solved:
     """Return the best choice of straight terms, and then one bend after the other."""
     straight: tuple[_Term, ...] = ("fixed", "tokens", "attention")
     choices = [("estimate", *chosen) for size in range(len(straight) + 1) for chosen in combinations(straight, size)]
@@ -240,9 +241,7 @@ def _selected(terms: Mapping[_Term, NDArray[np.float64]], values: NDArray[np.flo
     return best
 
 
-def _robust(
-    chosen: tuple[_Term, ...], terms: Mapping[_Term, NDArray[np.float64]], values: NDArray[np.float64]
-) -> _Solved:
+def _robust(chosen: tuple[_Term, ...], terms: Mapping[_Term, Floats], values: Floats) -> _Solved:
     system = np.stack([terms[term] for term in chosen], axis=1) / values[:, None]
     weights = np.ones(len(values))
     for _ in range(_ROUNDS):
@@ -255,7 +254,7 @@ def _robust(
     return _Solved(chosen, solution, residuals, _criterion(losses, len(chosen)))
 
 
-def _criterion(losses: NDArray[np.float64], num_terms: int) -> float:
+def _criterion(losses: Floats, num_terms: int) -> float:
     """Return AICc; infinite where there are too few samples. Timings are not known better than _LEAST_NOISE."""
     number, spare = len(losses), len(losses) - num_terms - 1
     if spare <= 0:
@@ -264,7 +263,7 @@ def _criterion(losses: NDArray[np.float64], num_terms: int) -> float:
     return number * math.log(squares) + 2 * num_terms * number / spare
 
 
-def _not_negative(system: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
+def _not_negative(system: Floats, wanted: Floats) -> Floats:
     """Return least squares with no negative term, by the active-set method of Lawson and Hanson (1974), chapter 23."""
     scale = np.abs(system).max(axis=0)
     scaled = system / scale
@@ -279,9 +278,7 @@ def _not_negative(system: NDArray[np.float64], wanted: NDArray[np.float64]) -> N
     return np.asarray(solution / scale)
 
 
-def _within(
-    system: NDArray[np.float64], wanted: NDArray[np.float64], start: NDArray[np.float64], free: NDArray[np.bool_]
-) -> NDArray[np.float64]:
+def _within(system: Floats, wanted: Floats, start: Floats, free: NDArray[np.bool_]) -> Floats:
     """Return least squares over the free terms; those that would turn negative are taken out of `free`."""
     solution = start
     while free.any():
