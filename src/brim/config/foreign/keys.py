@@ -38,11 +38,6 @@ class Help:
     is_idle: bool = False  # the value asks for nothing that brim does not do in any case: the key may stay
 
 
-CUT_BY_MEMORY = Help(
-    words="remove it: brim partitions each effective batch (trainer.effective_batch_size) so that it fits the memory"
-)
-
-
 def is_off(value: Any) -> bool:
     """Return whether a value switches its key off: null, false, 0, empty; also `no`, a text in YAML 1.2."""
     if isinstance(value, dict):
@@ -120,19 +115,10 @@ def run_length(value: Any) -> Any:
     return Help(lines=((keys[unit], number),)) if unit in keys else value
 
 
-def num_steps(value: Any) -> Any:
-    """Convert a number of updates, of which -1 means no limit."""
-    return Help(words="remove it: trainer.epochs decides then", is_idle=True) if value in (-1, 0) else value
-
-
 def micro_batch(value: Any) -> Any:
     """Convert a micro-batch; Composer's `auto` is what brim does."""
-    return CUT_BY_MEMORY if value == "auto" else value
-
-
-def clipped(value: Any) -> Any:
-    """Convert a bound on the gradient, of which 0 means no clipping."""
-    return Help(lines=(("trainer.gradient_clipping", None),)) if value == 0 else value
+    words = "remove it: brim partitions each effective batch (trainer.effective_batch_size) so that it fits the memory"
+    return Help(words=words) if value == "auto" else value
 
 
 def checkpointing(value: Any) -> Any:

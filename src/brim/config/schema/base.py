@@ -48,12 +48,13 @@ def key(default: Any, description: str, *, brim: bool = False, expected: str = "
 
     expected: what the values are, in words, where the type alone would read badly.
     """
-    return Field(default, description=description, json_schema_extra=_extra(brim, expected))
+    extra: dict[str, Any] = {**({"x-brim": True} if brim else {}), **({"x-expected": expected} if expected else {})}
+    return Field(default, description=description, json_schema_extra=extra)
 
 
 def required(description: str, *, brim: bool = False, expected: str = "") -> Any:
     """Declare a key that must be given."""
-    return Field(description=description, json_schema_extra=_extra(brim, expected))
+    return key(..., description, brim=brim, expected=expected)
 
 
 class Short:
@@ -80,7 +81,3 @@ class Short:
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         text: dict[str, Any] = {"type": "string", **({"enum": list(self.types)} if self.types else {})}
         return {"anyOf": [text, handler(schema)]}
-
-
-def _extra(brim: bool, expected: str) -> dict[str, Any]:
-    return {**({"x-brim": True} if brim else {}), **({"x-expected": expected} if expected else {})}
