@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
