@@ -71,7 +71,7 @@ def trial(hostile: Hostile, verb: Verb, brim: Brim, project: Path, counter: Coun
     for edit in bad.edits:
         edit.apply(copy)
     before, counted, beside = _files(copy), counter.requests, _contents(outside)
-    done = brim(*bad.command(verb), folder=copy, limit_s=30)
+    done = brim(*bad.command(verb), folder=copy, limit_s=60)
     made = _files(copy) - before
     if hostile.inert:
         why = "" if done.code == 0 else f"exit code {done.code}: {done.err[-300:]}"

@@ -84,7 +84,7 @@ def trial(bad: BadInput, verb: Verb, brim: Brim, project: Path, copy: Path) -> T
     for edit in bad.edits:
         edit.apply(copy)
     before = state_of(copy)
-    done = brim(*bad.command(verb), folder=copy, limit_s=20)
+    done = brim(*bad.command(verb), folder=copy, limit_s=60)
     # A run that goes on writes into its folder; what passes may write.
     left = set() if verb == "resume" or done.code == 0 else touched(before, state_of(copy))
     why = fault_of(bad, verb, done, left)

@@ -33,7 +33,7 @@ from brim import Model
 
 COMMAND_LINES = {*FLAGS, *USAGE}
 VERBS = sorted({bad.arguments[0] for bad in MISTAKES if bad.name not in COMMAND_LINES})
-ENDED = Done(code=2, timed_out=False, seconds=0.1, peak_bytes=1 << 28, out="", err="")
+ENDED = Done(code=2, timed_out=False, seconds=0.1, cpu_s=0.1, peak_bytes=1 << 28, out="", err="")
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_what_is_wrong_with_an_answer_is_seen():
         ({"code": 1, "err": "Traceback (most recent call last):\nKeyError: 3"}, "a traceback: KeyError: 3"),
         ({"out": "thread 'x' panicked at y"}, "a traceback:   expected: a whole number of at least 1"),
         ({"code": -11}, "ended by signal 11"),
-        ({"seconds": 11.0}, "took 11 s"),
+        ({"cpu_s": 11.0}, "took 11 s"),
         ({"peak_bytes": 1 << 31}, "took 2048 MiB"),
         ({"code": 0}, "was accepted"),
         ({"code": 1}, "exit code 1: "),
