@@ -336,18 +336,19 @@ def compared(folder, *ways, **keys):
 
 
 def test_what_a_card_is_said_to_have_room_for_is_what_it_says_itself(tmp_path):
-    """A T4 and a V100 compute Llama-3-8B in fp16-mixed, the others in bf16; some need gradient checkpointing."""
-    cards, folder = ("t4", "v100-32gb", "rtx-3070", "h100-80gb"), write_model("llama-3-8b", tmp_path)
-    found = list(pairs("llama-3-8b", folder, way="4-bit + LoRA", cards=cards))
+    """A T4 and a V100 compute in fp16-mixed, the others in bf16; some need gradient checkpointing.
+
+    Gemma-2B's heads of 256 go to another kernel on cards that are otherwise alike.
+    """
+    cards = ("t4", "v100-32gb", "rtx-3070", "h100-80gb")
+    found = list(pairs("gemma-2b", write_model("gemma-2b", tmp_path), way="4-bit + LoRA", cards=cards))
     assert [pair.card for pair in found if not pair.is_equal] == []
     assert len({pair.device_bytes for pair in found if pair.device_fits}) == 4
-    (found,) = pairs("llama-3-8b", folder, way="LoRA", cards=["v100-16gb"])  # which has room in bf16 alone
+    llama = write_model("llama-3-8b", tmp_path)
+    (found,) = pairs("llama-3-8b", llama, way="LoRA", cards=["v100-16gb"])  # which has room in bf16 alone
     assert found.is_equal
     assert not found.device_fits
     assert find_device("v100-16gb").memory_bytes < found.device_bytes
-    # Heads of 256 go to another kernel on cards that are otherwise alike.
-    gemma = pairs("gemma-2b", write_model("gemma-2b", tmp_path), way="LoRA", cards=("t4", "h100-80gb"))
-    assert [(pair.is_equal, pair.device_fits) for pair in gemma] == [(True, True)] * 2
 
 
 def test_bfloat16_by_name_is_for_cards_that_have_it(llama):
