@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import sys
+import sysconfig
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,25 @@ from benchmarks.loop_overhead import TINY, Case, measure
 from benchmarks.loss_equality import Bench, Scenario, compare
 from benchmarks.noise_accuracy import Pool
 from benchmarks.report import command, write_report
+
+from benchmarks import subject
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_modules(tmp_path_factory):
+    """Rows come from six packages of the standard library: reading all of it takes seconds."""
+    library = tmp_path_factory.mktemp("library")
+    for name in ("asyncio", "email", "importlib", "logging", "multiprocessing", "xml"):
+        shutil.copytree(Path(sysconfig.get_path("stdlib"), name), library / name)
+    subject.from_examples()
+    from stdlib_code import dataset
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset, "stdlib_modules", partial(dataset.stdlib_modules, library))
+        subject._training_rows.cache_clear()
+        yield
+    subject._training_rows.cache_clear()
+
 
 SCENARIO = Scenario(
     method="lora", optimizer={"type": "adamw", "weight_decay": 0.01}, decay="constant", num_rows=70
