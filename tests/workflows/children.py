@@ -67,11 +67,17 @@ def is_deaf(order, tell):
 
 def tells_in_the_midst(order, tell):
     """A signal's handler tells, too, whatever is being told just then."""
-    signal.signal(signal.SIGALRM, lambda number, frame: tell(signal=number))
-    signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+
+    def interrupt(number, frame):
+        tell(signal=number)
+        # Only now: handlers would interrupt each other without end while nobody reads and a full pipe makes them wait.
+        signal.setitimer(signal.ITIMER_REAL, 1e-4)
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 1e-4)
     for number in range(order["number"]):
         tell(told=number)
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
 
 
 def starts_another(order, tell):
