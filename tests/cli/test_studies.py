@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.hand_made_proof import DIFFERENCE, PROOF, differing
-from tests.report.hand_made_runs import two_by_three
+from tests.report.hand_made_runs import comparison_of_two_by_three
 
-from brim.workflows.compare import CompareResult
 from brim.workflows.compare.results import ComparedRun
 from brim.workflows.verify_resume.comparison import Promise
 
@@ -30,19 +29,7 @@ def compared(monkeypatch):
 
         def __call__(self, files, **options):
             self.asked.append((files, options))
-            runs = [
-                ComparedRun(name=name, seed=seed, outcome="finished", figures=run, rows={}, error=None)
-                for name, found in two_by_three().items()
-                for seed, run in found.items()
-            ]
-            return CompareResult(
-                output_directory=Path("out"),
-                files={"a": "a.yaml", "b": "b.yaml"},
-                digests={"a": "1", "b": "2"},
-                seeds=(0, 1, 2),
-                changes=(),
-                runs=(*runs, *self.failed),
-            )
+            return comparison_of_two_by_three(more=self.failed)
 
     stand = Stand()
     monkeypatch.setattr("brim.workflows.compare.run.compare", stand)

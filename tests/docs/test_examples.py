@@ -14,7 +14,7 @@ from faults.workshop import make_tokenizer
 from tests.chatml import CHATML
 from tests.docs.pages import PAGES, ROOT, blocks, yaml
 from tests.gallery import usual
-from tests.report.hand_made_runs import two_by_three
+from tests.report.hand_made_runs import comparison_of_two_by_three
 from typer.testing import CliRunner
 
 import brim
@@ -26,8 +26,6 @@ from brim.config.schema import RetrievalConfig
 from brim.data import with_labels_of_data
 from brim.data.read import read
 from brim.train.increase_function import expand, load_increase_function
-from brim.workflows.compare import CompareResult
-from brim.workflows.compare.results import ComparedRun
 
 
 def run(name, code, names=None, **more):
@@ -127,16 +125,7 @@ def test_chat(folder):
 
 
 def test_compare(monkeypatch):
-    runs = [
-        ComparedRun(name=name, seed=seed, outcome="finished", figures=figures, rows={}, error=None)
-        for name, found in two_by_three().items()
-        for seed, figures in found.items()
-    ]
-    files = {"a": "small.yaml", "b": "large.yaml"}
-    result = CompareResult(
-        output_directory=Path(), files=files, digests=files, seeds=(0, 1, 2), changes=(), runs=tuple(runs)
-    )
-    asked = []
+    asked, result = [], comparison_of_two_by_three()
     monkeypatch.setattr("brim.workflows.compare.run.compare", lambda files, **options: asked.append(options) or result)
     (code,) = blocks("compare")
     run("compare", code, brim=brim)

@@ -1,6 +1,10 @@
-"""Figures of runs, made by hand."""
+"""Figures of runs, made by hand, and a comparison of them."""
+
+from pathlib import Path
 
 from brim.train import Curve, RunFigures
+from brim.workflows.compare import CompareResult
+from brim.workflows.compare.results import ComparedRun
 
 
 def figures(loss, *, test=None, steps=10, tokens=1000, samples=40, seconds=2.0, evaluations=4, **changes):
@@ -41,3 +45,16 @@ def two_by_three():
             for seed in (0, 1, 2)
         },
     }
+
+
+def comparison_of_two_by_three(*, more=()):
+    """These as `brim.compare` gives them; more: runs beside them."""
+    runs = [
+        ComparedRun(name=name, seed=seed, outcome="finished", figures=run, rows={}, error=None)
+        for name, found in two_by_three().items()
+        for seed, run in found.items()
+    ]
+    files = {"a": "small.yaml", "b": "large.yaml"}
+    return CompareResult(
+        output_directory=Path("out"), files=files, digests=files, seeds=(0, 1, 2), changes=(), runs=(*runs, *more)
+    )
