@@ -438,6 +438,15 @@ def _in_the_models() -> Iterator[BadInput]:
     yield _mistake("export config.yaml --output new", "there is no trained model to export")
     yield _mistake("verify-resume config.yaml", "brim: config.yaml: this is not the folder of a run")
     yield _mistake("verify-resume run --from-step 2", "brim: --from-step: no step is left after step 2: the run has 2")
+    yield _mistake("verify-resume run --dataset none.csv", "no such file: none.csv")
+    yield _mistake("verify-resume run dataset=null", "there is no data set")
+    yield _mistake("verify-resume run", "run: this folder is not a run", edits=(_gone("run/config.yaml"),))
+    for name, content, words in (
+        ("plan.json", "{", "the run's length cannot be read from its plan"),
+        ("config.yaml", "base_model: x\ntrust_remote_code: true\n", "trust_remote_code is true"),
+        ("config.yaml", "base_model: x\ntrainer: {type: none}\n", "nothing can be interrupted"),
+    ):
+        yield _mistake("verify-resume run", words, edits=(_file(f"run/{name}", content),), about=words)
     yield _mistake("export . --output new", "brim: .: this folder is not a run")
     for verb, more in (("export", "--output new"), ("upload", "some-org/some-model"), ("verify-resume", "")):
         yield _mistake(f"{verb} nowhere {more}".rstrip(), "brim: no such file or folder: nowhere")
