@@ -484,6 +484,22 @@ def _in_the_output() -> Iterator[BadInput]:
         "name a file in a folder that can be written to, on a disk with free space",
     )
     yield _mistake(f"{EVALUATE} --rows rows.jsonl", f"brim: rows.jsonl: {_TAKEN}")
+    for target, words in (
+        ("run", "lies in the run"),
+        ("run/model/merged", "lies in the run"),
+        ("rows.jsonl", "is a file"),
+        ("rows.jsonl/below", "no new folder can be made"),
+        ("base", "holds other things; nothing was changed"),
+    ):
+        yield _mistake(f"export run --output {target}", words)
+        yield _mistake(f"export run --output {target} --merge", words)
+    folder = (Edit(path="folder.png", how="folder"),)
+    yield _mistake("memory config.yaml --plot folder.png", "the picture cannot be written", edits=folder)
+    job = "the folder that the job would be kept in holds other files; nothing was changed"
+    theirs = _file("theirs/theirs.txt", "precious")
+    link = Edit(path=".new.csv.job", how="link", target="theirs")
+    for about, edits in (("a link", (theirs, link)), ("a folder", (_file(".new.csv.job/theirs.txt", "precious"),))):
+        yield _mistake(f"{PREDICT} new.csv --resume", job, edits=edits, about=about)
     taken = _file("new.csv.ledger.parquet", "mine")
     drop = "preprocessing.on_bad_row=drop"
     yield _mistake(
@@ -569,6 +585,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--world-size 65537": ("--world-size", "at most 65,536"),
         "--phase trian": ("unknown phase 'trian'", "did you mean train?"),
         "--plot memory.jpeg": ("the picture's ending '.jpeg' is not known", ".png or .html"),
+        "--plot memory": ("the picture has no ending", ".png or .html"),
         "--plot config.yaml/a.png": ("the picture cannot be written", "in a folder that you can write to"),
         "--steps 5": ("--steps is for measuring, but --measure is not given", "add --measure"),
         "--layers 1": ("--layers is for measuring, but --measure is not given", "add --measure"),

@@ -111,17 +111,7 @@ def test_ctrl_c_says_how_to_go_on_and_resume_does(predict, project, monkeypatch)
     assert (told["num_rows"], told["output"], told["summary"]) == (40, "out.csv", "out.csv.summary.json")
 
 
-def test_a_job_that_cannot_be_writes_nothing_and_scores_and_keys_are_options(predict, project, sums):
-    theirs, job = project / "theirs", project / ".out.csv.job"
-    theirs.mkdir()
-    (theirs / "theirs.txt").write_text("precious")
-    for put in (lambda: job.symlink_to(theirs), lambda: (job.unlink(), theirs.rename(job))):  # a link, and a folder
-        put()
-        done = predict("--resume")
-        assert done.code == 2
-        assert "the folder that the job would be kept in holds other files; nothing was changed" in done.err
-        assert [path.name for path in job.iterdir()] == ["theirs.txt"]
-    shutil.rmtree(job)
+def test_scores_and_keys_are_options(predict, project, sums):
     write(project / "sums.jsonl", [{**row, "id": n} for n, row in enumerate(sums)])
     assert predict("--scores", "--key", "id", "--split", "test").code == 0
     assert (project / "out.csv").read_text().splitlines()[0].endswith(',"log_probability"')

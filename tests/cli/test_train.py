@@ -340,6 +340,7 @@ def test_without_training_the_splits_are_evaluated_and_nothing_is_written(brim, 
     [
         ("sacrebleu", ("evaluate", "config.yaml", *DATA, "--texts"), "metrics"),
         ("bitsandbytes", (*TRAIN, "quantization={bits: 4}"), "quantization"),
+        ("matplotlib", ("memory", "config.yaml", "--plot", "a.png"), "plots"),
     ],
 )
 def test_what_an_extra_brings_is_named_with_its_command(brim, project, monkeypatch, package, command, extra):

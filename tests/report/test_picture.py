@@ -1,12 +1,9 @@
-"""Pictures as files: what is refused before any work, and an HTML page with everything in it and nothing outside."""
+"""Pictures as files, and an HTML page with everything in it and nothing outside; faults/mistakes.py has what is refused."""
 
 import re
-import sys
 
 import pytest
-from tests.messages import refused
 
-from brim.errors import InputError, OutputError
 from brim.report import PageTable, check_picture, memory_plot, prediction_tables, save_picture
 from brim.report.picture import FAINT, INK, PAPER, new_figure, page, svg
 
@@ -26,22 +23,6 @@ def test_png_and_html_replace_an_earlier_picture(figure, tmp_path):
         assert (tmp_path / name).read_bytes().startswith(start)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.HTML", "a.png"]
     assert '<tr><td>x</td><td class="number">1</td></tr>' in (tmp_path / "a.HTML").read_text(encoding="utf-8")
-
-
-def test_what_cannot_be_drawn_or_written_is_refused_before_any_work(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    (tmp_path / "folder.png").mkdir()
-    for name, words in {
-        "a.jpeg": "ending '.jpeg' is not known … .png or .html",
-        "a": "has no ending … .png or .html",
-        "file/a.png": "the picture cannot be written",
-        "folder.png": "the picture cannot be written",
-    }.items():
-        with refused(f"{tmp_path / name}: … {words}", by=OutputError):
-            check_picture(tmp_path / name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with refused("a picture needs matplotlib … pip install 'brim[plots]'", by=InputError):
-        check_picture(tmp_path / "a.png")
 
 
 def test_a_page_holds_everything_escaped_and_fetches_nothing(prediction):

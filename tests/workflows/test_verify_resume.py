@@ -351,7 +351,9 @@ def flip(run, step):
 
 
 @pytest.mark.run
-def test_a_damaged_checkpoint_is_passed_over_and_none_that_is_whole_is_an_error(whole, temporary, monkeypatch, tmp_path):
+def test_a_damaged_checkpoint_is_passed_over_and_none_that_is_whole_is_an_error(
+    whole, temporary, monkeypatch, tmp_path
+):
     copy = shutil.copytree(whole, tmp_path / "run")
     assert sorted(path.name for path in (copy / "checkpoints").iterdir()) == ["step-00000009", "step-00000012"]
     starts, told = [], []
