@@ -190,26 +190,6 @@ def test_sixteen_bits_train_and_resemble_fp32(train, gallery, tmp_path, precisio
     assert {tensor.dtype for tensor in adapter.values()} == {torch.float32}
 
 
-@pytest.mark.parametrize(
-    "adapter",
-    [
-        {"use_rslora": True, "r": 4, "use_dora": True, "target_modules": "all-linear", "init_lora_weights": "gaussian"},
-        {"target_modules": ["q_proj", "down_proj"], "bias_type": "lora_only", "alpha": 3},
-    ],
-)
-def test_lora_variants_train_and_peft_opens_them(tiny_base, sums_file, tmp_path, adapter):
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    model = brim.Model(usual(tiny_base, adapter={"type": "lora", **adapter}, trainer={"epochs": 1}))
-    model.train(sums_file, output_directory=tmp_path / "run", say=None)
-    base = AutoModelForCausalLM.from_pretrained(tiny_base)
-    opened = PeftModel.from_pretrained(base, tmp_path / "run" / "model").eval()
-    ids = torch.tensor([[5, 6, 7, 8]])
-    with torch.no_grad():
-        torch.testing.assert_close(opened(ids).logits, model._weights().model(ids).logits)
-
-
 def test_a_second_ctrl_c_ends_at_once():
     with interrupt.stop_request() as stop:
         os.kill(os.getpid(), signal.SIGINT)

@@ -90,9 +90,18 @@ def content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dropout": 0.0},
+        {"use_rslora": True, "r": 4, "use_dora": True, "target_modules": "all-linear", "init_lora_weights": "gaussian"},
+        {"target_modules": ["q_proj", "down_proj"], "bias_type": "lora_only", "alpha": 3},
+    ],
+)
 def test_an_exported_adapter_opens_in_peft_and_computes_the_same_and_brim_goes_on_from_it(
-    run, config, tiny_base, sums_file, tmp_path
+    trained, config, tiny_base, sums_file, tmp_path, settings
 ):
+    run = trained(adapter={"type": "lora", **settings})
     result = brim.Model.load(run).export(tmp_path / "out")
     assert (result.kind, result.divergence) == ("adapter", None)
     base = AutoModelForCausalLM.from_pretrained(tiny_base, dtype=torch.float32)
