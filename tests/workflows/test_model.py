@@ -12,7 +12,7 @@ from io import StringIO
 import numpy as np
 import pandas as pd
 import pytest
-from tests.gallery import sums as some_sums, usual
+from tests.gallery import sums as some_sums
 from tests.hand_made_proof import PROOF
 from tests.messages import refused
 
@@ -30,22 +30,6 @@ SECRET = "hf_planted0secret"
 
 
 @pytest.fixture
-def config(tiny_base):
-    return four_steps(tiny_base)
-
-
-def four_steps(base):
-    config = usual(base, trainer={"train_steps": 4, "learning_rate": 0.05, "early_stop": -1})
-    del config["trainer"]["epochs"], config["trainer"]["effective_batch_size"]
-    return config
-
-
-@pytest.fixture
-def zero_shot(config):
-    return {**config, "adapter": None, "trainer": {"type": "none", "batch_size": 4}}
-
-
-@pytest.fixture
 def with_gaps(sums):
     """The sums, of which three cannot be used."""
     frame = pd.DataFrame(sums)
@@ -60,10 +44,9 @@ def dropping(config):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, tiny_base):
+def finished(tmp_path_factory, config):
     """What came of a training of four steps with two evaluations."""
-    config = four_steps(tiny_base)
-    config["trainer"]["steps_per_checkpoint"] = 2
+    config = {**config, "trainer": {**config["trainer"], "steps_per_checkpoint": 2}}
     output = tmp_path_factory.mktemp("finished") / "run"
     return brim.Model(config).train(pd.DataFrame(some_sums()), output_directory=output, say=None)
 
@@ -374,9 +357,12 @@ def test_notes_come_on_stderr_or_where_one_says_and_none_is_silence(dropping, wi
     """Also while all weights are saved."""
     model = brim.Model({**dropping, "adapter": None})
     model.train(with_gaps, output_directory=tmp_path / "run", say=None)
-    model.evaluate(with_gaps, say=None)
+    assert repr(model.evaluate(with_gaps, say=None)).endswith("that the prompt or the answer needs is missing: 3")
     model.predict(with_gaps, say=None)
     assert capfd.readouterr() == ("", "")
+    for ask in (lambda data: brim.plan(dropping, data), model.predict, model.evaluate):
+        ask(with_gaps)
+        assert re.search("3 of 40 rows (were )?dropped", capfd.readouterr().err)
     model.train(with_gaps, output_directory=tmp_path / "default")
     out, err = capfd.readouterr()
     card = err.split("step 1  validation: loss ")[0].splitlines()
@@ -389,19 +375,6 @@ def test_notes_come_on_stderr_or_where_one_says_and_none_is_silence(dropping, wi
     assert capfd.readouterr().err == ""
     assert not any("validation: loss" in line for line in lines), "every note and no progress"
     assert (tmp_path / "printed/notes.txt").read_text().splitlines()[1:] == lines
-
-
-def test_dropped_rows_are_told(dropping, with_gaps, capfd):
-    model = brim.Model(dropping)
-    for ask in (
-        lambda: brim.plan(dropping, with_gaps),
-        lambda: model.predict(with_gaps),
-        lambda: model.evaluate(with_gaps),
-        lambda: model.collect_activations("last", with_gaps),
-    ):
-        ask()
-        assert re.search("3 of 40 rows (were )?dropped", capfd.readouterr().err)
-    assert repr(model.evaluate(with_gaps, say=None)).endswith("that the prompt or the answer needs is missing: 3")
 
 
 class Heard(Screen):
