@@ -471,10 +471,14 @@ def _in_the_output() -> Iterator[BadInput]:
         "Python resume=True), or choose another folder with --output-directory",
     )
     yield _mistake(
-        f"{train}run --resume trainer.learning_rate=0.02",
+        f"{train}run --resume trainer.learning_rate=0.02 random_seed=1",
         "run/config.yaml: trainer.learning_rate is 0.02, but this run was started with 0.01",
         "set it back, or train into another folder",
+        "run/config.yaml: random_seed is 1, but this run was started with 42",
     )
+    other = (_change("rows.jsonl", '"answer": "', '"answer": "9'),)
+    rows = "the training or validation rows are not those that this run was started with"
+    yield _mistake("train run --resume --dataset rows.jsonl", rows, edits=other, about="other rows")
     yield _mistake(f"{PREDICT} new.xlsx", f"brim: new.xlsx: the output's ending '.xlsx' is not known {_ENDINGS}")
     yield _mistake(f"{PREDICT} new", f"brim: new: the output has no ending {_ENDINGS}")
     yield _mistake(f"{PREDICT} rows.jsonl", f"brim: rows.jsonl: {_TAKEN}")

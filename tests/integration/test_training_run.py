@@ -8,7 +8,6 @@ import shutil
 import signal
 
 import numpy as np
-import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -104,24 +103,6 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one_to_the_bit(
     assert told(parts) == told(expected)
     for file in (expected / "model").glob("*.safetensors"):
         assert file.read_bytes() == (parts / "model" / file.name).read_bytes()
-
-
-def test_what_is_another_run_is_refused_and_names_every_change(train, gallery, sums, tmp_path):
-    run = shutil.copytree(gallery("lora").run, tmp_path / "run")
-    before = contents(run)
-    with pytest.raises(brim.OutputError, match="there is a run in this folder already; nothing was changed"):
-        train("run")
-    with pytest.raises(brim.ConfigError) as caught:
-        train("run", resume=True, random_seed=1, trainer={"learning_rate": 0.5})
-    assert [problem.what for problem in caught.value.problems] == [
-        "trainer.learning_rate is 0.5, but this run was started with 0.01",
-        "random_seed is 1, but this run was started with 42",
-    ]
-    frame = pd.DataFrame(sums)
-    frame.loc[0, "answer"] = " 99"
-    with pytest.raises(brim.OutputError, match="the training or validation rows are not those that"):
-        train("run", data=frame, resume=True)
-    assert contents(run) == before
 
 
 def test_what_only_cuts_the_batch_may_change_when_a_run_is_continued(train, gallery, tmp_path):
