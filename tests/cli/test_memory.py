@@ -53,10 +53,7 @@ def test_a_real_prediction_as_a_table_with_its_sums_and_as_json(brim, config):
     done = brim("memory", "config.yaml", "--sequence-length", 32, "--memory", "14GiB", "--json", "--explain")
     assert done.code == 0, done.err
     told = json.loads(done.out)
-    assert set(told["by_category"]) == set(CATEGORIES)
-    assert sum(told["by_category"].values()) == told["allocated_bytes"]
-    assert told["budget_bytes"] == 14 * GIB
-    assert (told["batch_size"], told["sequence_length"], told["phase"]) == (2, 32, "train")
+    assert (told["budget_bytes"], told["batch_size"], told["sequence_length"]) == (14 * GIB, 2, 32)
     assert told["napkin"]["total_bytes"] == max(told["napkin"]["moments"].values())
     weights = {line["name"]: line["num_bytes"] for line in told["napkin"]["lines"]}
     in_blocks = told["by_category"]["weights"]  # of 512 B

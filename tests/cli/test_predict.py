@@ -26,36 +26,20 @@ DATA = ("--dataset", "sums.jsonl")
 # Predictions
 
 
-def test_predict_needs_no_answers_and_keeps_order_and_columns(brim, project, finished_run):
-    prompts = ["add 1 and 2 =", "x " * 40, "a", "größer? 数", "add 3 and 4 ="]
-    pd.DataFrame({"id": ["e", "d", "c", "b", "a"], "question": prompts}).to_csv(project / "in put.csv", index=False)
-    done = brim("predict", finished_run, "--dataset", "in put.csv", "--output", "deep/er/out.jsonl")
-    assert done.code == 0
-    rows = records("deep/er/out.jsonl")
-    assert [row["row"] for row in rows] == [0, 1, 2, 3, 4]
-    assert "".join(row["id"] for row in rows) == "edcba"
-    assert [row["question"] for row in rows] == prompts
-    assert list(rows[0]) == [
-        "row", "id", "question", "answer_response", "finish_reason", "num_prompt_tokens", "num_response_tokens",
-    ]  # fmt: skip
-    tokens = sum(row["num_response_tokens"] for row in rows)
-    stopped = sum(row["finish_reason"] == "stop" for row in rows)
-    assert done.out.startswith(f"done    5 rows, {tokens:,} tokens in ")
-    ended = f"; {stopped} ended by themselves, {5 - stopped} at max_new_tokens\nwritten deep/er/out.jsonl\n"
-    assert done.out.endswith(ended)
-
-
-def test_predict_takes_a_split_and_tells_json(brim, project, finished_run):
-    done = brim("predict", finished_run, *DATA, "--split", "validation", "--output", "new/out.jsonl", "--json")
-    told, rows = json.loads(done.out), records("new/out.jsonl")
+def test_predict_counts_what_it_wrote_for_people_and_for_programs(brim, project, finished_run):
+    predict = ("predict", finished_run, *DATA, "--split", "validation", "--output")
+    told, rows = json.loads(brim(*predict, "new/out.jsonl", "--json").out), records("new/out.jsonl")
     assert told.pop("seconds") > 0
     assert [row["row"] for row in rows] == [7, 17, 27, 37]
+    tokens = sum(row["num_response_tokens"] for row in rows)
+    stopped = sum(row["finish_reason"] == "stop" for row in rows)
     assert told == {
         "output": "new/out.jsonl", "ledger": None, "summary": "new/out.jsonl.summary.json", "num_rows": 4,
-        "num_new_rows": 4,
-        "num_response_tokens": sum(row["num_response_tokens"] for row in rows),
-        "num_stopped": sum(row["finish_reason"] == "stop" for row in rows),
+        "num_new_rows": 4, "num_response_tokens": tokens, "num_stopped": stopped,
     }  # fmt: skip
+    printed = brim(*predict, "out.jsonl").out
+    assert printed.startswith(f"done    4 rows, {tokens:,} tokens in ")
+    assert printed.endswith(f"; {stopped} ended by themselves, {4 - stopped} at max_new_tokens\nwritten out.jsonl\n")
 
 
 @pytest.mark.parametrize(
@@ -87,28 +71,19 @@ def predict(brim, untrained):
     return lambda *more: brim("predict", "config.yaml", "trainer.batch_size=4", *DATA, "--output", "out.csv", *more)
 
 
-def test_ctrl_c_says_how_to_go_on_and_resume_does(predict, project, monkeypatch):
+def test_ctrl_c_says_how_to_go_on(predict, monkeypatch):
     append = Journal.append
 
     def then_ctrl_c(self, records):
         append(self, records)
-        if len(self) >= 8:
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
-    assert predict().code == 0
-    expected = (project / "out.csv").read_bytes()
-    (project / "out.csv").unlink()
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "append", then_ctrl_c)
         done = predict()
     assert done.code == 130
     assert "\nbrim: out.csv: stopped after " in done.err
     assert done.err.endswith(f"  fix: continue with `{shlex.join(['brim', *sys.argv[1:]])} --resume`\n")
-    again = predict("--resume", "--json")
-    assert (again.code, "continuing: " in again.err) == (0, True)
-    assert (project / "out.csv").read_bytes() == expected
-    told = json.loads(again.out)
-    assert (told["num_rows"], told["output"], told["summary"]) == (40, "out.csv", "out.csv.summary.json")
 
 
 def test_scores_and_keys_are_options(predict, project, sums):
@@ -228,15 +203,6 @@ def labelled(project, tiny_base):
     rows = [{"question": f"{a} + {b}", "kind": ("even", "odd")[(a + b) % 2]} for a in range(3) for b in range(4)]
     write(project / "rows.jsonl", rows)
     return project
-
-
-def test_an_unknown_label_is_told_by_check(brim, labelled):
-    with (labelled / "rows.jsonl").open("a") as file:
-        file.write('{"question": "1 + 1", "kind": "evne"}\n')
-    done = brim("check", *LABELS)
-    assert (done.code, done.out) == (2, "")
-    what = "column `kind` holds the label 'evne', which is unknown (did you mean even?)"
-    assert done.err.startswith(f"brim: rows.jsonl:13: {what}\n  expected: odd, even\n  fix: ")
 
 
 def test_predictions_are_labels_and_their_accuracy_is_shown_without_being_asked(brim, labelled):
