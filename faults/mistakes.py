@@ -441,12 +441,12 @@ def _in_the_models() -> Iterator[BadInput]:
     yield _mistake("verify-resume run --dataset none.csv", "no such file: none.csv")
     yield _mistake("verify-resume run dataset=null", "there is no data set")
     yield _mistake("verify-resume run", "run: this folder is not a run", edits=(_gone("run/config.yaml"),))
-    for name, content, words in (
+    for name, content, said in (
         ("plan.json", "{", "the run's length cannot be read from its plan"),
         ("config.yaml", "base_model: x\ntrust_remote_code: true\n", "trust_remote_code is true"),
         ("config.yaml", "base_model: x\ntrainer: {type: none}\n", "nothing can be interrupted"),
     ):
-        yield _mistake("verify-resume run", words, edits=(_file(f"run/{name}", content),), about=words)
+        yield _mistake("verify-resume run", said, edits=(_file(f"run/{name}", content),), about=said)
     yield _mistake("export . --output new", "brim: .: this folder is not a run")
     for verb, more in (("export", "--output new"), ("upload", "some-org/some-model"), ("verify-resume", "")):
         yield _mistake(f"{verb} nowhere {more}".rstrip(), "brim: no such file or folder: nowhere")
@@ -488,15 +488,15 @@ def _in_the_output() -> Iterator[BadInput]:
         "name a file in a folder that can be written to, on a disk with free space",
     )
     yield _mistake(f"{EVALUATE} --rows rows.jsonl", f"brim: rows.jsonl: {_TAKEN}")
-    for target, words in (
+    for target, said in (
         ("run", "lies in the run"),
         ("run/model/merged", "lies in the run"),
         ("rows.jsonl", "is a file"),
         ("rows.jsonl/below", "no new folder can be made"),
         ("base", "holds other things; nothing was changed"),
     ):
-        yield _mistake(f"export run --output {target}", words)
-        yield _mistake(f"export run --output {target} --merge", words)
+        yield _mistake(f"export run --output {target}", said)
+        yield _mistake(f"export run --output {target} --merge", said)
     folder = (Edit(path="folder.png", how="folder"),)
     yield _mistake("memory config.yaml --plot folder.png", "the picture cannot be written", edits=folder)
     job = "the folder that the job would be kept in holds other files; nothing was changed"
