@@ -115,22 +115,23 @@ class Done:
 
 @pytest.fixture
 def brim(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """brim("check", "config.yaml") as the shell would run it, but for the process."""
+    """brim("check", "config.yaml", code=0) as the shell would run it, but for the process; it ends with that code, if any."""
     from brim.cli import main
 
-    def run(*arguments: object) -> Done:
+    def run(*arguments: object, code: int | None = None) -> Done:
         monkeypatch.setattr(sys, "argv", ["brim", *map(str, arguments)])
         monkeypatch.setenv("COLUMNS", "80")
         capfd.readouterr()
-        code: object = 0
+        ended: object = 0
         try:
             main()
         except SystemExit as leaving:
-            code = leaving.code or 0
+            ended = leaving.code or 0
         out, err = capfd.readouterr()
-        assert isinstance(code, int)
+        assert isinstance(ended, int)
         assert "Traceback" not in out + err
-        return Done(code=code, out=out, err=err)
+        assert code in (None, ended), err
+        return Done(code=ended, out=out, err=err)
 
     return run
 

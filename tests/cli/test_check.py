@@ -50,8 +50,7 @@ def test_rows_go_to_a_file(brim, leaking):
         "like_row": [3, 5, 7],
         "like_place": ["sums.jsonl:4", "sums.jsonl:6", "sums.jsonl:8"],
     }
-    again = brim(*CHECK, "sums.jsonl", "--rows", "rows.csv")
-    assert again.code == 2
+    again = brim(*CHECK, "sums.jsonl", "--rows", "rows.csv", code=2)
     assert "the output file exists already; nothing was changed" in again.err
 
 
@@ -80,14 +79,12 @@ def test_what_the_data_says_is_shown_as_it_is_and_does_not_steer_the_terminal(br
 def test_check_tells_what_this_machine_lacks_and_train_then_stops_at_it(brim, project, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     optimizer = "trainer.optimizer.type=paged_adamw"
-    done = brim(*CHECK, "sums.jsonl", optimizer)
-    assert done.code == 0
+    done = brim(*CHECK, "sums.jsonl", optimizer, code=0)
     assert done.out.startswith("trainer.optimizer.type: paged_adamw needs a CUDA device, and there is none here: ")
     assert "config.yaml: the configuration is right, but not for this machine; llama with " in done.out
     (note,) = json.loads(brim("check", "config.yaml", optimizer, "--json").out)["notes"]
     assert note == done.out.splitlines()[0]
-    stopped = brim("train", "config.yaml", "--dataset", "sums.jsonl", optimizer)
-    assert stopped.code == 2
+    stopped = brim("train", "config.yaml", "--dataset", "sums.jsonl", optimizer, code=2)
     assert "needs a CUDA device" in stopped.err
 
 
@@ -99,8 +96,7 @@ def test_experts_with_dropout_are_told_before_data_is_read_and_a_model_built(bri
     (project / "rows.jsonl").write_text('{"question": 1}\n')
     for verb in ("check", "memory", "plan", "train"):
         data = () if verb == "memory" else ("--dataset", "rows.jsonl")
-        done = brim(verb, "config.yaml", "base_model=mixtral", "adapter.target_modules=all-linear", *data)
-        assert done.code == 2
+        done = brim(verb, "config.yaml", "base_model=mixtral", "adapter.target_modules=all-linear", *data, code=2)
         assert "adapter.dropout is 0.05, and experts are among the target modules" in done.err
         assert "set adapter.dropout: 0" in done.err
         assert ("answer" in done.err) == (verb == "check"), "which tells all at once"

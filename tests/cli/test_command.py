@@ -251,13 +251,11 @@ def test_products_of_changing_shapes_in_bf16_do_not_fill_the_memory():
 
 def test_a_secret_on_the_command_line_or_in_the_current_folder_is_refused_and_not_repeated(brim, monkeypatch, tmp_path):
     monkeypatch.setenv("SOME_PASSWORD", SECRET)
-    done = brim("check", "config.yaml", "--dataset", f"/data/{SECRET}/rows.csv")
-    assert done.code == 2
+    done = brim("check", "config.yaml", "--dataset", f"/data/{SECRET}/rows.csv", code=2)
     assert done.err.startswith("brim: command line: argument 4 holds a secret that also stands in the environment\n")
     (tmp_path / SECRET).mkdir()
     monkeypatch.chdir(tmp_path / SECRET)
-    other = brim("schema")
-    assert other.code == 2
+    other = brim("schema", code=2)
     assert "the path of the current folder holds a secret" in other.err
     assert SECRET not in done.err + other.err
 
@@ -296,15 +294,6 @@ ROW = '{"question": "a", "answer": "b", "split": 0}\n'
 BAD = ROW + "{broken\n" + ROW * 4
 
 
-@pytest.fixture
-def wrong(project):
-    """A misspelt key, a template with a column that is not there, another answer's name, and a broken line."""
-    text = (project / "config.yaml").read_text().replace("name: answer", "name: reply").replace("epochs: 2", "epoch: 2")
-    (project / "config.yaml").write_text(text + "prompt: {template: '{question} {hint}'}\n")
-    (project / "bad.jsonl").write_text(BAD)
-    return project
-
-
 ALL = [
     "config.yaml:17: unknown key trainer.epoch",
     "bad.jsonl: no column `hint`, which prompt.template names",
@@ -319,7 +308,11 @@ def told(done, *, alike=ALL):
     return [next((text for text in alike if line.startswith(text)), line) for line in lines]
 
 
-def test_the_configuration_the_columns_and_the_rows_are_told_together(brim, wrong):
+def test_the_configuration_the_columns_and_the_rows_are_told_together(brim, project):
+    """A misspelt key, a template with a column that is not there, another answer's name, and a broken line."""
+    text = (project / "config.yaml").read_text().replace("name: answer", "name: reply").replace("epochs: 2", "epoch: 2")
+    (project / "config.yaml").write_text(text + "prompt: {template: '{question} {hint}'}\n")
+    (project / "bad.jsonl").write_text(BAD)
     for arguments, missing in [
         ("check config.yaml --dataset bad.jsonl", None),
         ("check config.yaml dataset=bad.jsonl", None),
@@ -329,15 +322,14 @@ def test_the_configuration_the_columns_and_the_rows_are_told_together(brim, wron
         ("predict config.yaml --dataset bad.jsonl --output out.csv", 2),
         ("embed config.yaml --dataset bad.jsonl --output out.parquet", 2),
     ]:
-        done = brim(*arguments.split())
-        assert done.code == 2
+        done = brim(*arguments.split(), code=2)
         assert told(done) == [text for number, text in enumerate(ALL) if number != missing], arguments
     done = brim("check", "config.yaml", "--dataset", "bad.jsonl", "--json")
     assert (done.code, done.err) == (2, "")
     problems = json.loads(done.out)["error"]["problems"]
     assert [each["where"] for each in problems] == ["config.yaml:17", "bad.jsonl", "bad.jsonl", "bad.jsonl:2"]
-    text = (wrong / "config.yaml").read_text().replace("{template:", "{templat:").replace("epoch:", "epochs:")
-    (wrong / "config.yaml").write_text(text)
+    text = (project / "config.yaml").read_text().replace("{template:", "{templat:").replace("epoch:", "epochs:")
+    (project / "config.yaml").write_text(text)
     assert told(brim("check", "config.yaml", "--dataset", "bad.jsonl"))[1:] == ALL[2:], "a template that is misspelt"
 
 
@@ -361,8 +353,7 @@ def test_what_a_wrong_key_may_change_is_not_told_as_the_datas_fault(brim, projec
     (project / "rows.csv").write_text("question,answer\na,b\n")
     overrides = ("template={question}", "output_features=3", "input_features.0.nam=x", "chat=3", "messages_column=x")
     for override in overrides:
-        done = brim("check", "c.yaml", "--dataset", "rows.csv", override)
-        assert done.code == 2
+        done = brim("check", "c.yaml", "--dataset", "rows.csv", override, code=2)
         assert all(line.startswith("override ") for line in told(done))
     monkeypatch.setattr(opening, "problems_with_data", lambda *args, **kwargs: pytest.fail("read twice"))
     assert brim("check", "config.yaml", "--dataset", "sums.jsonl").code == 0
@@ -447,15 +438,12 @@ def test_ctrl_c_while_training_saves_a_checkpoint_and_resume_finishes(brim, proj
 
     monkeypatch.setattr(MetricsLog, "write", press_after_two_steps)
     typed = ["train", "config.yaml", *OVERRIDES, "--dataset", "sums.jsonl", "--output-directory", "run"]
-    done = brim(*typed)
-    assert done.code == 130, done.err
+    done = brim(*typed, code=130)
     fix = f"  fix: continue with `{shlex.join(['brim', *typed, '--resume'])}`\n"
     assert done.err.endswith(f"brim: run: stopped after step 2\n{fix}")
     assert (run / "checkpoints" / "step-00000002" / "manifest.json").exists()
     assert not (run / "model").exists()
-    done = brim("train", "run", "--resume")
-    assert done.code == 0, done.err
-    assert "continuing after step 2 " in done.err
+    assert "continuing after step 2 " in brim("train", "run", "--resume", code=0).err
     assert steps(run) == list(range(1, 17))
     assert (run / "model" / "adapter_model.safetensors").exists()
 

@@ -41,8 +41,7 @@ def asked(monkeypatch):
 
 
 def test_a_real_prediction_as_a_table_with_its_sums_and_as_json(brim, config):
-    done = brim("memory", "config.yaml", "--sequence-length", 32, "--device", "t4", "--explain", "--verbose")
-    assert done.code == 0, done.err
+    done = brim("memory", "config.yaml", "--sequence-length", 32, "--device", "t4", "--explain", "--verbose", code=0)
     lines = done.out.splitlines()
     assert lines[0].endswith(": train, 2 rows × 32 tokens, on t4")
     starts = ("weights ", "fits: it needs ", "precision: ")  # T4s have no bfloat16
@@ -50,8 +49,7 @@ def test_a_real_prediction_as_a_table_with_its_sums_and_as_json(brim, config):
     assert max(map(len, lines)) <= 80
     for words in ("on a napkin", "parameters × ", "the napkin says "):
         assert words in done.out
-    done = brim("memory", "config.yaml", "--sequence-length", 32, "--memory", "14GiB", "--json", "--explain")
-    assert done.code == 0, done.err
+    done = brim("memory", "config.yaml", "--sequence-length", 32, "--memory", "14GiB", "--json", "--explain", code=0)
     told = json.loads(done.out)
     assert (told["budget_bytes"], told["batch_size"], told["sequence_length"]) == (14 * GIB, 2, 32)
     assert told["napkin"]["total_bytes"] == max(told["napkin"]["moments"].values())
@@ -78,9 +76,8 @@ def test_both_figures_of_checkpointing_are_told_whatever_is_asked_beside(brim, c
 
 
 def test_flags_reach_the_prediction(brim, config, asked, finished_run):
-    done = brim("memory", "config.yaml", "trainer.epochs=1", "--batch-size", 3, "--sequence-length", 16, "--phase",
-                "evaluate", "--device", "a100-80gb", "--world-size", 4)  # fmt: skip
-    assert done.code == 0, done.err
+    options = ("--batch-size", 3, "--sequence-length", 16, "--phase", "evaluate", "--device", "a100-80gb")
+    brim("memory", "config.yaml", "trainer.epochs=1", *options, "--world-size", 4, code=0)
     call = asked.pop()
     assert call.pop("config").trainer.epochs == 1
     assert call == {
@@ -93,9 +90,7 @@ def test_flags_reach_the_prediction(brim, config, asked, finished_run):
 
 def test_a_picture(brim, config, asked):
     for name, begins in (("memory.png", b"\x89PNG"), ("deep/memory.html", b"<!DOCTYPE html>")):
-        done = brim("memory", "config.yaml", "--plot", name)
-        assert done.code == 0, done.err
-        assert f"picture: {name}" in done.err
+        assert f"picture: {name}" in brim("memory", "config.yaml", "--plot", name, code=0).err
         assert (config / name).read_bytes().startswith(begins)
     assert "step 2: backward" in (config / name).read_text()
 
@@ -129,8 +124,7 @@ def compared(monkeypatch):
 
 def test_compare_shows_the_ways_side_by_side_and_what_could_not_be(brim, config, compared, golden):
     short = brim("memory", "config.yaml", "--compare")
-    done = brim("memory", "config.yaml", "--compare", "--plot", "ways.html", "--verbose")
-    assert done.code == 0, done.err
+    done = brim("memory", "config.yaml", "--compare", "--plot", "ways.html", "--verbose", code=0)
     assert done.out.startswith(short.out), "then the squares"
     assert (short.code, "needs" in short.err, "W " in short.out) == (0, False, False)
     golden("cli/memory_compare.txt", short.out)
@@ -179,14 +173,12 @@ def measured(monkeypatch, asked):
 
 def test_measured_beside_predicted_by_phase(brim, config, measured, golden):
     """Predicted are 6 MB that a CPU keeps, too; later steps are alike."""
-    done = brim("memory", "config.yaml", "--measure", "--phase", "train", "--sequence-length", 16)
-    assert done.code == 0, done.err
+    done = brim("memory", "config.yaml", "--measure", "--phase", "train", "--sequence-length", 16, code=0)
     golden("cli/memory_measured.txt", done.out)
     call = measured[0]
     assert (call["phases"], call["steps"], call["layers"]) == (("load", "train"), 3, None)
     assert call["config"].precision == "auto"  # which the process that measures resolves for its device
-    done = brim("memory", "config.yaml", "--measure", "--phase", "train", "--layers", 1, "--json")
-    assert done.code == 0, done.err
+    done = brim("memory", "config.yaml", "--measure", "--phase", "train", "--layers", 1, "--json", code=0)
     told = json.loads(done.out)
     assert set(told["predicted"]) == {"train"}
     assert [peak["phase"] for peak in told["measured"]["peaks"]] == ["load", "train", "train", "train"]
@@ -194,8 +186,7 @@ def test_measured_beside_predicted_by_phase(brim, config, measured, golden):
 
 
 def test_a_leak_over_the_steps_that_were_asked_for_and_a_picture(brim, config, measured, golden):
-    done = brim("memory", "config.yaml", "--measure", "--steps", 5, "--phase", "train", "--plot", "memory.html")
-    assert done.code == 0, done.err
+    done = brim("memory", "config.yaml", "--measure", "--steps", 5, "--phase", "train", "--plot", "memory.html", code=0)
     golden("cli/memory_measured_over_time.txt", done.out)
     page = (config / "memory.html").read_text()
     assert "measured, at most" in page

@@ -54,8 +54,7 @@ def test_predict_counts_what_it_wrote_for_people_and_for_programs(brim, project,
 )
 def test_every_generation_setting_reaches_transformers(brim, project, finished_run, settings):
     overrides = [f"generation.{each}" for each in settings]
-    done = brim("predict", finished_run, *overrides, *DATA, "--split", "test", "--output", "o.csv")
-    assert done.code == 0
+    done = brim("predict", finished_run, *overrides, *DATA, "--split", "test", "--output", "o.csv", code=0)
     # The plan, how far it is where that takes long, and not a word of libraries.
     labels = {line[:8].strip() for line in done.err.splitlines()}
     assert labels <= {"model", "data", "batch", "memory", "time", "note", "more", "", "generati"}
@@ -206,14 +205,11 @@ def labelled(project, tiny_base):
 
 
 def test_predictions_are_labels_and_their_accuracy_is_shown_without_being_asked(brim, labelled):
-    done = brim("predict", *LABELS, "--output", "labels.jsonl")
-    assert done.code == 0
+    done = brim("predict", *LABELS, "--output", "labels.jsonl", code=0)
     labels = [row["kind_predictions"] for row in records("labels.jsonl")]
     counted = sorted(((labels.count(label), label) for label in set(labels)), reverse=True)
     assert f"labels  {', '.join(f'{label} {count}' for count, label in counted)}" in done.out
-    done = brim("evaluate", *LABELS, "--rows", "each.jsonl", "--json")
-    assert done.code == 0
-    told = json.loads(done.out)
+    told = json.loads(brim("evaluate", *LABELS, "--rows", "each.jsonl", "--json", code=0).out)
     right = [a["label"] == b["kind"] for a, b in zip(records("each.jsonl"), records("rows.jsonl"), strict=True)]
     assert told["category_accuracy"] == sum(right) / 12
     assert "bleu" not in told
@@ -240,20 +236,11 @@ def test_memory_and_plan_count_the_tokens_of_the_longest_label_as_predict_does(b
 
 # Examples from the training split
 
-RANDOM = "prompt.retrieval={type: random, k: 2}"
 
-
-@pytest.fixture
-def few_shot(untrained):
-    """The configuration without training; sums.jsonl is its data."""
-    text = (untrained / "config.yaml").read_text()
-    prompt = 'prompt:\n  template: "{__context__} {question}"\n'
-    (untrained / "config.yaml").write_text(f"{text}dataset: sums.jsonl\n{prompt}")
-    return untrained
-
-
-def test_check_shows_rows_with_their_examples_and_loads_no_model_of_sentences(brim, few_shot, sums):
-    done = brim("check", "config.yaml", RANDOM, "--show", "1")
+def test_check_shows_rows_with_their_examples_and_loads_no_model_of_sentences(brim, untrained, sums):
+    with (untrained / "config.yaml").open("a") as file:
+        file.write('dataset: sums.jsonl\nprompt:\n  template: "{__context__} {question}"\n')
+    done = brim("check", "config.yaml", "prompt.retrieval={type: random, k: 2}", "--show", "1")
     assert (done.code, done.err) == (0, "")
     (context,) = re.findall(r"^\[.*\](?= add 0 and 0 =« 0<\|end\|>»$)", done.out, re.MULTILINE)
     labelled = {row["question"]: row["answer"] for row in sums if row["split"] == 0}
@@ -306,9 +293,7 @@ def bad_file(project, sums):
 def test_where_they_are_to_be_dropped_every_verb_goes_on_and_names_them(brim, project, bad_file, sums):
     bad = ("config.yaml", DROP, "--dataset", bad_file.name)
     expected = [(key, "dropped_bad", why) for key, why in DROPPED]
-    done = brim("check", *bad)
-    assert done.code == 0
-    assert SUMMARY in " ".join(done.out.split())  # wrapped at the terminal's width
+    assert SUMMARY in " ".join(brim("check", *bad, code=0).out.split())  # wrapped at the terminal's width
     done = brim("evaluate", *bad, "--split", "full", "--json", "--verbose")
     assert (done.code, SUMMARY in done.err, json.loads(done.out)["num_rows"]) == (0, True, 39)
     done = brim("predict", *bad, "--output", "out.jsonl")
@@ -333,8 +318,7 @@ def test_without_bad_rows_there_is_no_ledger_and_an_earlier_one_is_not_written_o
     assert not (untrained / "out.jsonl.ledger.parquet").exists()
     taken = untrained / "other.jsonl.ledger.parquet"
     taken.write_text("mine")
-    done = brim(*predict, "bad.jsonl", "--output", "other.jsonl")
-    assert done.code == 2
+    done = brim(*predict, "bad.jsonl", "--output", "other.jsonl", code=2)
     assert done.err.startswith(f"brim: {taken.name}: the output file exists already; nothing was changed\n")
     assert taken.read_text() == "mine"
     assert not (untrained / "other.jsonl").exists()
@@ -355,8 +339,7 @@ def prompts(project):
 
 
 def test_prompts_that_cannot_be_continued_are_errors_that_name_the_policies(brim, prompts, golden):
-    done = brim(*PREDICT)
-    assert done.code == 2
+    done = brim(*PREDICT, code=2)
     golden("cli/prompts_that_cannot_be_continued.txt", done.err[done.err.index("brim: ") :])
     assert "1 prompt is too long" in brim(*PREDICT, DROP).err
     assert "1 prompt is empty" in brim(*PREDICT, "preprocessing.on_overlong=drop").err

@@ -52,8 +52,7 @@ def surroundings(project, run, gallery, monkeypatch):
 @pytest.mark.usefixtures("surroundings")
 @pytest.mark.parametrize("name", SCREENS)
 def test_a_verb_says_this_in_80_columns(brim, golden, name):
-    done = brim(*SCREENS[name])
-    assert done.code == 0, done.err
+    done = brim(*SCREENS[name], code=0)
     shown = f"{done.err}-- stdout --\n{done.out}"
     lines = [re.sub(r"/\S+/shared", "…/shared", line) for line in shown.splitlines()]
     assert max(map(len, lines)) <= 80

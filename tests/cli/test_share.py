@@ -16,8 +16,7 @@ def test_export_says_what_it_wrote_and_a_merge_its_figures(brim, finished_run, t
     assert (done.code, done.err) == (0, "")
     num_bytes = sum(path.stat().st_size for path in (tmp_path / "adapter").iterdir())
     assert done.out == f"adapter, for PEFT: {tmp_path / 'adapter'} ({num_bytes:,} bytes)\n"
-    done = brim("export", finished_run, "--merge", "--output", tmp_path / "out")
-    assert done.code == 0
+    done = brim("export", finished_run, "--merge", "--output", tmp_path / "out", code=0)
     facts = json.loads((tmp_path / "out" / "export.json").read_text())["divergence"]
     assert f"merged and unmerged are {facts['mean_kl']:.2g} nats a token apart" in done.out
     told = json.loads(brim("export", finished_run, "--merge", "--output", tmp_path / "again", "--json").out)
@@ -26,8 +25,7 @@ def test_export_says_what_it_wrote_and_a_merge_its_figures(brim, finished_run, t
 
 
 def test_a_refused_merge_writes_nothing_and_an_upload_needs_a_model(brim, finished_run, tmp_path, monkeypatch):
-    done = brim("export", finished_run, "--merge", "--max-divergence", "0", "--output", tmp_path / "out")
-    assert done.code == 1
+    done = brim("export", finished_run, "--merge", "--max-divergence", "0", "--output", tmp_path / "out", code=1)
     assert "the merged model differs from the unmerged one by" in done.err
     assert "raise --max-divergence" in done.err
     assert list(tmp_path.iterdir()) == []
@@ -36,8 +34,7 @@ def test_a_refused_merge_writes_nothing_and_an_upload_needs_a_model(brim, finish
         (tmp_path / name).write_bytes((finished_run / name).read_bytes())
     done = brim("upload", tmp_path, "some-org/x")
     assert (done.code, "this run has no model yet" in done.err) == (2, True)
-    done = brim("upload", finished_run, "some-org/some-model", "--token", TOKEN)
-    assert done.code == 2
+    done = brim("upload", finished_run, "some-org/some-model", "--token", TOKEN, code=2)
     assert TOKEN not in done.out + done.err
 
 

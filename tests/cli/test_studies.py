@@ -95,12 +95,8 @@ def test_a_promise_that_is_kept_is_a_table_and_exit_code_0(brim, tmp_path, told,
 
 def test_a_promise_that_is_broken_names_what_differs_and_is_exit_code_1(brim, tmp_path, told, golden):
     told(differing(PROOF, "optimizer"))
-    done = brim("verify-resume", tmp_path)
-    assert done.code == 1
-    golden("cli/verify_resume_that_differs.txt", done.out)
-    done = brim("verify-resume", tmp_path, "--json")
-    assert done.code == 1
-    proof = json.loads(done.out)
+    golden("cli/verify_resume_that_differs.txt", brim("verify-resume", tmp_path, code=1).out)
+    proof = json.loads(brim("verify-resume", tmp_path, "--json", code=1).out)
     assert (proof["holds"], proof["run"], proof["folder"]) == (False, "results/demo", None)
     assert proof["effective_batch_sizes"] == [4, 4, 8, 8]
     (wrong,) = (check for check in proof["checks"] if not check["holds"])
@@ -116,9 +112,7 @@ def test_what_is_not_promised_may_differ(brim, tmp_path, told, golden):
     near = replace(DIFFERENCE, relative=1e-6)
     proof = differing(replace(PROOF, promise=close), "losses", promise="close", tolerance=1e-5, difference=near)
     told(differing(proof, "optimizer", promise="open"))
-    done = brim("verify-resume", tmp_path)
-    assert done.code == 0
-    golden("cli/verify_resume_without_a_promise.txt", done.out)
+    golden("cli/verify_resume_without_a_promise.txt", brim("verify-resume", tmp_path, code=0).out)
     assert not differing(proof, "losses", promise="close", tolerance=1e-7, difference=near).holds
 
 

@@ -25,18 +25,6 @@ BY_LENGTH = ("trainer.batch_size=auto", "trainer.effective_batch_size=8", *ONE_W
 DATA = ("--dataset", "sums.jsonl")
 
 
-@pytest.fixture
-def plan(brim, project):
-    """plan(…): the plan on a T4, from its JSON."""
-
-    def made(*more):
-        done = brim("plan", "config.yaml", *more, "--device", "t4", "--json")
-        assert done.code == 0, done.err
-        return TrainingPlan.from_dict(json.loads(done.out))
-
-    return made
-
-
 @pytest.mark.parametrize(
     ("verb", "wrong"), [(("plan", *DATA, "--device", "t4"), "memory.budget=99GiB"), (("memory",), "base_model=nowhere")]
 )
@@ -53,8 +41,14 @@ def test_a_plan_is_a_table_with_verbose(brim, project):
     assert max(map(len, lines)) <= 80
 
 
-def test_rows_that_are_not_there_yet_are_planned_from_config_json_alone(brim, project, plan, tiny_base):
+def test_rows_that_are_not_there_yet_are_planned_from_config_json_alone(brim, project, tiny_base):
     """And as data that is alike. So is the memory."""
+
+    def plan(*more):
+        return TrainingPlan.from_dict(
+            json.loads(brim("plan", "config.yaml", *more, "--device", "t4", "--json", code=0).out)
+        )
+
     folder = project / "later"
     folder.mkdir()
     (folder / "config.json").write_bytes((tiny_base / "config.json").read_bytes())
@@ -202,8 +196,7 @@ def test_a_run_that_goes_on_prints_no_more_verbose_prints_all_and_python_as_the_
     shown = [flat(line) for line in brim(*command, "-v").err.splitlines()]
     assert [line for line in shown if not line.startswith("step ")] == notes(project)
     again = (*command, "--resume", "trainer.early_stop=9", "generation.max_new_tokens=3", "trainer.batch_size=1")
-    done = brim(*again, "memory.budget=3GiB")
-    assert done.code == 0
+    done = brim(*again, "memory.budget=3GiB", code=0)
     assert "nothing is left to train: the run ended after step 2 (8 samples)" in flat(done.err)
     assert "trainer.early_stop is now 9; it was -1" in flat(done.err)
     Model("config.yaml").train("rows.jsonl", output_directory="other")
@@ -217,8 +210,7 @@ def test_a_run_that_goes_on_prints_no_more_verbose_prints_all_and_python_as_the_
 
 @pytest.mark.run
 def test_train_prints_its_result_alone_and_tells_json(brim, project, monkeypatch):
-    people = brim(*TRAIN, "trainer.train_steps=2")
-    assert people.code == 0
+    people = brim(*TRAIN, "trainer.train_steps=2", code=0)
     monkeypatch.setattr("brim.train.logs.find_spec", lambda name: None)  # without tensorboardX
     programs = brim(*TRAIN[:-1], "two", "trainer.train_steps=2", "--json")
     told = json.loads(programs.out)
@@ -243,8 +235,7 @@ def test_a_finished_run_says_so_and_a_continued_one_counts_its_own_steps(brim, p
     assert first.out.startswith("done    2 steps in ")
 
     (project / "config.yaml").unlink()
-    again = brim("train", "new", "--resume")
-    assert again.code == 0
+    again = brim("train", "new", "--resume", code=0)
     assert "no step was left to make: the run had ended after step 2\n" in again.out
     assert " steps in " not in again.out
     assert (
@@ -281,13 +272,11 @@ def test_a_run_that_ended_early_says_so_and_one_that_saved_no_step_starts_again(
 @pytest.mark.run
 def test_one_row_is_enough_and_an_effective_batch_beyond_the_data_is_one_step_an_epoch(brim, project):
     (project / "one.csv").write_text("question,answer,split\nwhat,this,0\n")
-    done = brim("train", "config.yaml", "--dataset", "one.csv", "--output-directory", "one")
-    assert done.code == 0
+    done = brim("train", "config.yaml", "--dataset", "one.csv", "--output-directory", "one", code=0)
     assert "the validation split has no rows the test split has no rows" in flat(done.err)
     assert "2 steps in " in done.out
     assert (project / "one" / "model" / "adapter_model.safetensors").exists()
-    done = brim(*TRAIN, "trainer.batch_size=100", "trainer.effective_batch_size=1000")
-    assert done.code == 0
+    done = brim(*TRAIN, "trainer.batch_size=100", "trainer.effective_batch_size=1000", code=0)
     assert "2 steps in " in done.out
     steps = [record for record in records(project / "new" / "metrics.jsonl") if "learning_rate" in record]
     assert [(step["effective_batch_size"], step["num_micro_batches"]) for step in steps] == [(28, 1), (28, 1)]
@@ -299,8 +288,7 @@ def test_a_function_that_prints_does_so_once_an_epoch_and_never_on_stdout(brim, 
         "def increase(epoch, current_batch_size):\n    print('asked', epoch)\n    return 2\n"
     )
     function = "trainer.batch_increase_function=brim_test_printing:increase"
-    done = brim(*TRAIN, "--json", "trainer.batch_size=auto", function)
-    assert done.code == 0, done.err
+    done = brim(*TRAIN, "--json", "trainer.batch_size=auto", function, code=0)
     assert json.loads(done.out)["num_steps"] > 0
     assert [line for line in done.err.splitlines() if "asked" in line] == ["asked 0", "asked 1"]
 
@@ -315,8 +303,7 @@ def test_a_given_run_that_does_not_go_on_calls_no_function_by_itself(brim, proje
         shutil.rmtree(run / "checkpoints")
         (run / "checkpoints" / "step-1").mkdir(parents=True)
     where = ["--output-directory", "other"] if elsewhere else []
-    done = brim("train", "run", "--resume", "--dataset", "sums.jsonl", *where)
-    assert done.code == 2
+    done = brim("train", "run", "--resume", "--dataset", "sums.jsonl", *where, code=2)
     assert "trainer.batch_increase_function names code in the configuration of a run" in done.err
     assert not (project / "called").exists()
 
@@ -340,6 +327,4 @@ def test_without_training_the_splits_are_evaluated_and_nothing_is_written(brim, 
 )
 def test_what_an_extra_brings_is_named_with_its_command(brim, project, monkeypatch, package, command, extra):
     monkeypatch.setitem(sys.modules, package, None)
-    done = brim(*command)
-    assert done.code == 2
-    assert f"pip install 'brim[{extra}]'" in done.err
+    assert f"pip install 'brim[{extra}]'" in brim(*command, code=2).err

@@ -107,8 +107,7 @@ def test_a_saved_quantised_model_opens_and_is_the_same(teachable_base, sums_file
     model.save(tmp_path / "saved")
     stored = json.loads((tmp_path / "saved" / "model" / "config.json").read_text())["quantization_config"]
     assert stored[f"load_in_{quantization['bits']}bit"] is True
-    opened = brim.Model.load(tmp_path / "saved")
-    assert opened.evaluate(sums_file, split="test").rows["loss"].tolist() == before
+    assert brim.Model.load(tmp_path / "saved").evaluate(sums_file, split="test").rows["loss"].tolist() == before
     # Its folder is a base model, too, that need not be called quantised.
     said = []
     trained = brim.Model(config(tmp_path / "saved" / "model", None))
@@ -148,8 +147,7 @@ trainer: {{type: none}}
 """
     )
     predict = ("predict", "config.yaml", "--dataset", "rows.jsonl", "--output", "out.jsonl")
-    done = command(*predict, "generation.max_new_tokens=8")
-    assert done.code == 0
+    done = command(*predict, "generation.max_new_tokens=8", code=0)
     card = {"model", "data", "batch", "memory", "time", "note", "more", ""}
     assert {line[:8].strip() for line in done.err.splitlines()} <= card
     told = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
@@ -161,8 +159,7 @@ def test_training_prints_nothing_of_libraries(command, tiny_base, sums_file, tmp
     monkeypatch.chdir(tmp_path)
     settings = config(tiny_base, FOUR, trainer={"train_steps": 2, "optimizer": "adamw_8bit"})
     (tmp_path / "config.yaml").write_text(json.dumps(settings))
-    done = command("train", "config.yaml", "--dataset", sums_file, "--output-directory", "run", "--verbose")
-    assert done.code == 0
+    done = command("train", "config.yaml", "--dataset", sums_file, "--output-directory", "run", "--verbose", code=0)
     kept = (tmp_path / "run" / "notes.txt").read_text().splitlines()[1:]
     assert any(line.startswith("adamw_8bit: ") for line in kept)
     assert [line for line in done.err.splitlines() if not line.startswith("step ")] == kept
