@@ -77,14 +77,19 @@ def test_a_step_does_beside_its_passes_what_it_needs_once(tmp_path, clean, monke
     watch(TokenRows, "__getitem__", "row")
     watch(gradient, "collate", "pad")
     watch(gradient, "next_token_loss", "pass")
+    watch(torch.Tensor, "backward", "backward")
     watch(torch, "get_rng_state", "states")
     for walk in ("modules", "named_modules", "parameters", "named_parameters", "train"):
         watch(torch.nn.Module, walk, "walk")
     watch(run.log, "write", "record")
+    watch(run.job.optimizer, "step", "update")
+    for read in ("tolist", "item", "cpu", "numpy", "__float__", "__bool__"):
+        watch(torch.Tensor, read, "read")
     assert_same([run.train()], expected)
     steps = [part.strip() for part in " ".join(happened).split("record") if "pass" in part]  # others are checkpoints
     for num_rows, each in zip([8, 8, 4] * 2, steps, strict=True):
-        assert each.split() == ["row"] * num_rows + ["states"] + ["pad", "pass"] * (num_rows // 2)
+        before_update = re.sub("pass.*? backward", "pass", each[: each.index("update")])  # transformers reads its mask
+        assert before_update.split() == ["row"] * num_rows + ["states"] + ["pad", "pass"] * (num_rows // 2) + ["read"]
 
 
 @pytest.mark.parametrize("place", ["forward", "backward"])

@@ -43,10 +43,18 @@ class Part:
 class StepOutcome:
     """Describe a step whose gradient is ready. Each row counts once, whatever was tried before."""
 
-    loss: float
+    losses: Tensor  # each micro-batch's share, on the device
     parts: tuple[Part, ...]
     num_out_of_memory: int  # times that the step was begun again
     random_before: Mapping[str, Tensor]  # the random states in which it began
+
+    @property
+    def loss(self) -> float:
+        """Wait for the device; return the loss, which its shares are added up to exactly.
+
+        Those of a thousand micro-batches, added in fp32 one by one, would be off by 1e-5.
+        """
+        return math.fsum(self.losses.tolist())
 
 
 def run_batches(
@@ -143,12 +151,12 @@ class GradientStep:
         tried_alone: set[int] = set()  # first rows of micro-batches that failed and cannot be divided further
         parts: list[Part] = []
         micro_batches = self._cut(lengths, num_groups)
-        while isinstance(loss := self._pass(micro_batches, meter, parts, tried_alone), OutOfMemory):
+        while isinstance(losses := self._pass(micro_batches, meter, parts, tried_alone), OutOfMemory):
             num_out_of_memory += 1
             number = len(parts)
             parts.clear()
             self._rewind(random_before, meter)
-            self._cut_smaller(micro_batches, number, loss, tried_alone)
+            self._cut_smaller(micro_batches, number, losses, tried_alone)
             micro_batches = self._cut(lengths, num_groups)
             self._on_event({"event": "replay", "num_micro_batches": len(micro_batches)})
         if self._buffers is not None:
@@ -156,7 +164,7 @@ class GradientStep:
         if not num_out_of_memory:
             self._say(self._cutter.clean_step())
         return StepOutcome(
-            loss=loss, parts=tuple(parts), num_out_of_memory=num_out_of_memory, random_before=random_before
+            losses=losses, parts=tuple(parts), num_out_of_memory=num_out_of_memory, random_before=random_before
         )
 
     def _cut(self, lengths: ArrayLike, num_groups: int | None) -> list[MicroBatch]:
@@ -166,14 +174,14 @@ class GradientStep:
 
     def _pass(
         self, micro_batches: Sequence[MicroBatch], meter: GroupMeter | None, parts: list[Part], tried_alone: set[int]
-    ) -> float | OutOfMemory:
-        """Return the loss, with all micro-batches among the parts; or why it failed, with those that went well.
+    ) -> Tensor | OutOfMemory:
+        """Return the shares of the loss, with all micro-batches among the parts; or why it failed, with those before.
 
         tried_alone: first rows of micro-batches that failed before and cannot be divided further.
         """
         self._drop_gradients(meter)
 
-        def accumulate() -> float:
+        def accumulate() -> Tensor:
             for micro_batch in micro_batches:
                 loss = self._backward(micro_batch.rows)
                 if meter is not None:
@@ -181,9 +189,8 @@ class GradientStep:
                 parts.append(Part(micro_batch=micro_batch, loss=loss))
             if meter is not None:
                 meter.end()
-            # One wait for the device in a step, not one a micro-batch. Added up exactly: shares of a thousand
-            # micro-batches, added in fp32 one by one, would be off by 1e-5.
-            return math.fsum(torch.stack([part.loss for part in parts]).tolist())
+            # One wait for the device in a step, not one a micro-batch, and whoever reads them waits.
+            return torch.stack([part.loss for part in parts])
 
         return attempt(accumulate, is_last=lambda: int(_failed(micro_batches, len(parts)).rows[0]) in tried_alone)
 

@@ -110,12 +110,14 @@ class Loop:
         num_supervised = int(job.rows.num_supervised[indices].sum())
         outcome = self._accumulate(indices, num_supervised)
         try:
-            norm = self._update.norm(outcome.loss)
+            loss, norm = self._update.clipped(outcome)
         except OutOfMemoryError as error:
             self._gradient.drop()
             restore_random_states(outcome.random_before)
             raise self._saved_first(error) from None
-        not_finite = self._update(outcome, norm, size=size, learning_rate=learning_rate, saved_step=self._saved_step)
+        not_finite = self._update(
+            outcome, loss=loss, norm=norm, size=size, learning_rate=learning_rate, saved_step=self._saved_step
+        )
         state.step += 1
         state.consumed_samples += len(indices)
         state.num_tokens += int(job.rows.lengths[indices].sum())
@@ -126,12 +128,12 @@ class Loop:
             return [left_out, *self._points(self._course.left_out(state.consumed_samples))]
         noise = self._course.take_noise(self._gradient.noise)
         point = self._course.take_loss(
-            loss=outcome.loss, num_supervised_tokens=num_supervised, consumed_samples=state.consumed_samples
+            loss=loss, num_supervised_tokens=num_supervised, consumed_samples=state.consumed_samples
         )
         record = {
             "step": state.step,
             "split": "train",
-            "loss": outcome.loss,
+            "loss": loss,
             "learning_rate": learning_rate,
             "effective_batch_size": len(indices),
             "num_micro_batches": len(outcome.parts),

@@ -45,23 +45,26 @@ class WeightUpdate:
         self._on_event = on_event
         self._parameters = gradient.parameters
 
-    def norm(self, loss: float) -> float:
-        """Unscale and clip the gradient; return its norm. NaN, and nothing is done, where there will be no update.
+    def clipped(self, outcome: StepOutcome) -> tuple[float, float]:
+        """Unscale and clip the gradient; return the step's loss and the norm.
 
-        Raises OutOfMemoryError. Clipping in place is not retried: a second time would not give the same.
+        The device is waited for once, or twice where the loss is scaled. The norm is NaN, and nothing is done, where
+        there will be no update. Raises OutOfMemoryError. Clipping in place is not retried: a second time would not give
+        the same.
         """
         job = self._job
-        if not math.isfinite(loss) and self._scaler.is_enabled():
-            return math.nan  # after unscaling, the scaler would expect a step
+        if self._scaler.is_enabled() and not math.isfinite(loss := outcome.loss):
+            return loss, math.nan  # after unscaling, the scaler would expect a step
 
-        def clipped() -> float:
+        def clipped() -> tuple[float, float]:
             self._scaler.unscale_(job.optimizer)
             norm = second_try(
                 lambda: gradient_norm(self._parameters),
                 on_failure=lambda message: self._on_event(failure_event("gradient norm", message)),
             )
             clip(self._parameters, norm, job.clipping)
-            return float(norm)
+            *shares, found = torch.cat([outcome.losses, norm[None].to(outcome.losses.device)]).tolist()
+            return math.fsum(shares), found
 
         return or_explain(
             clipped,
@@ -75,19 +78,21 @@ class WeightUpdate:
     def __call__(
         self,
         outcome: StepOutcome,
-        norm: float,
         *,
+        loss: float,
+        norm: float,
         size: int,
         learning_rate: float,
         saved_step: int | None,
     ) -> NotFinite | None:
         """Update the weights, or leave it out where loss or gradient are not finite. Raises BrimError to stop there.
 
-        norm: what `norm` gave. size: rows of the step as the schedule says. saved_step: of the newest checkpoint.
+        loss, norm: what `clipped` gave. size: rows of the step as the schedule says. saved_step: of the newest
+        checkpoint.
         """
         job, scales = self._job, self._scaler.is_enabled()
-        if not math.isfinite(outcome.loss) or (not math.isfinite(norm) and not scales):
-            return self._leave_out(outcome, norm)
+        if not math.isfinite(loss) or (not math.isfinite(norm) and not scales):
+            return self._leave_out(outcome, loss, norm)
         self._state.num_skipped_in_a_row = 0
         job.rates.set(size=size, learning_rate=learning_rate)
         scale = self._scaler.get_scale()
@@ -118,14 +123,14 @@ class WeightUpdate:
             ),
         )
 
-    def _leave_out(self, outcome: StepOutcome, norm: float) -> NotFinite:
+    def _leave_out(self, outcome: StepOutcome, loss: float, norm: float) -> NotFinite:
         """Drop this step; weights and optimizer stay as they are. Raises BrimError where the run is to stop."""
         job, state = self._job, self._state
         self._gradient.drop()
         at_fault = self._gradient.at_fault(outcome)
         not_finite = NotFinite(
             step=state.step + 1,
-            loss=outcome.loss,
+            loss=loss,
             norm=norm,
             micro_batches=[number + 1 for number in at_fault],
             num_micro_batches=len(outcome.parts),
