@@ -292,6 +292,8 @@ def test_the_largest_measured_peak_of_a_shape_is_kept_and_what_was_the_most_so_f
     peaks.begin()
     counted[0] = 900
     assert [*most, peaks.most_bytes()] == [700, 700, 700, 900]
+    peaks.begin()
+    assert peaks.most_bytes() == 900
     without_predictions = Peaks(torch.device("cpu"))
     without_predictions.begin()
     without_predictions.end([micro_batch(2, 9, None)])

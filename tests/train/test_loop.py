@@ -321,6 +321,19 @@ def scores(run):
     return [(record["step"], record["loss"]) for record in run.log.records if record.get("split") == "validation"]
 
 
+def test_a_gpus_counter_is_read_once_a_step_and_loading_and_evaluation_count_in_the_most_bytes(tmp_path, monkeypatch):
+    counted, reads = [150], []
+    monkeypatch.setattr("brim.train.logs.peak_bytes", lambda device: reads.append(counted[0]) or counted[0])
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda device: counted.__setitem__(0, 0))
+    run = evaluated_run(tmp_path)
+    monkeypatch.setattr(run.loop._peaks, "_device", torch.device("cuda"))
+    took = iter([100] * 10 + [700] + [200] * 10 + [100])  # by forward passes; the eleventh is of the evaluation
+    run.model.register_forward_hook(lambda *given: counted.__setitem__(0, max(counted[0], next(took))))
+    run.train()
+    assert [step["peak_bytes"] for step in run.log.steps] == [150, 150, 150, 700, 700, 700]
+    assert len(reads) == 1 + 6 + 2
+
+
 def test_an_evaluation_that_cannot_be_had_is_owed_by_the_run_that_goes_on(tmp_path):
     whole, modes = evaluated_run(tmp_path / "clean"), set()
     whole.model.lm_head.register_forward_hook(lambda head, *_: modes.add((torch.is_grad_enabled(), head.training)))

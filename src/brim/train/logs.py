@@ -153,9 +153,8 @@ class Peaks:
         self._by_shape: dict[tuple[int, int], Peak] = {}
 
     def begin(self) -> None:
-        """Begin the passes of a step."""
+        """Begin the passes of a step; what was taken since `most_bytes` was last asked is forgotten."""
         if self._device.type == "cuda":
-            self._most_bytes = self.most_bytes()
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def end(self, micro_batches: Iterable[MicroBatch]) -> None:
@@ -175,7 +174,8 @@ class Peaks:
 
     def most_bytes(self) -> int:
         """Return the most memory used since this object was made, or since the process began: see `peak_bytes`."""
-        return max(self._most_bytes, peak_bytes(self._device))
+        self._most_bytes = max(self._most_bytes, peak_bytes(self._device))
+        return self._most_bytes
 
     def by_shape(self) -> tuple[Peak, ...]:
         """Return the peaks in the order in which their shapes first came."""
