@@ -19,6 +19,7 @@ ALL: tuple[Verb, ...] = ("check", *WORKING)
 _SPARSE_BYTES = 1 << 32  # that take no room on the disk
 MAX_LINES = 25
 MAX_CPU_S = 10.0
+MAX_IDLE_S = 30.0  # waiting, for a lock or for its turn on a busy machine
 MAX_BYTES = 1 << 30  # above what the libraries take, resident
 
 
@@ -106,8 +107,8 @@ def fault_of(bad: BadInput, verb: Verb, done: Done, left: Iterable[str]) -> str:
         return "a traceback: " + (done.err.strip().splitlines() or ["nothing"])[-1][:200]
     if done.code < 0:
         return f"ended by signal {-done.code}"
-    if done.cpu_s > MAX_CPU_S:
-        return f"took {done.cpu_s:.0f} s"
+    if done.cpu_s > MAX_CPU_S or done.seconds - done.cpu_s > MAX_IDLE_S:
+        return f"took {done.cpu_s:.0f} s of CPU, and waited {done.seconds - done.cpu_s:.0f} s"
     if done.peak_bytes > MAX_BYTES:
         return f"took {done.peak_bytes >> 20} MiB"
     if done.code == 0:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from brim.batching import ByRows, GradientStep
+from brim.batching import ByRows, GradientStep, StepOutcome
 from brim.batching.step import BufferKeeper
 from brim.errors import OutOfMemoryError
 
@@ -314,3 +314,10 @@ def test_a_module_that_begins_to_train_is_looked_at_again():
         assert values(module) == before
         module(inputs)
         keeper.done()
+
+
+def test_the_shares_of_a_thousand_micro_batches_are_added_up_exactly():
+    shares = torch.full((1000,), 0.1)
+    outcome = StepOutcome(losses=shares, parts=(), num_out_of_memory=0, random_before={})
+    assert outcome.loss == pytest.approx(1000 * shares[0].item(), rel=1e-15)
+    assert outcome.loss != sum(shares).item()

@@ -23,7 +23,8 @@ from brim.cli import main
 from brim.errors import Problem
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.allocator.settings import VARIABLES
-from brim.train import Loop, MetricsLog
+from brim.train import Loop
+from brim.train.logs import MetricsLog
 
 SECRET = "a secret of no known shape"
 

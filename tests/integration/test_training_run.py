@@ -199,7 +199,7 @@ class KilledAfter:
     def close(self): ...
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.skipif(torch.cuda.is_available() or not hasattr(os, "fork"), reason="a fork, where no CUDA has begun")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python 3.12: other threads, which do nothing here
 def test_killed_runs_go_on_to_the_bit(tiny_base, sums_file, tmp_path):
     unbroken, parts = tmp_path / "unbroken", tmp_path / "parts"
