@@ -46,7 +46,7 @@ class WeightUpdate:
         self._parameters = gradient.parameters
 
     def clipped(self, outcome: StepOutcome) -> tuple[float, float]:
-        """Unscale and clip the gradient; return the step's loss and the norm.
+        """Clip the gradient, after unscaling it; return the step's loss and the norm.
 
         The device is waited for once, or twice where the loss is scaled. The norm is NaN, and nothing is done, where
         there will be no update. Raises OutOfMemoryError. Clipping in place is not retried: a second time would not give
