@@ -21,6 +21,13 @@ from .load import (
 )
 from .merging import merge_adapter as merge_adapter
 from .needs import notes_on_this_machine as notes_on_this_machine, require_trainable as require_trainable
+from .packed import (
+    MULTIPLE as MULTIPLE,
+    PackedAttention as PackedAttention,
+    PackedRows as PackedRows,
+    packed_rows as packed_rows,
+    packing_fit as packing_fit,
+)
 from .quantization import (
     require_bitsandbytes as require_bitsandbytes,
     stored_choices as stored_choices,

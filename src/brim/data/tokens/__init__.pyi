@@ -13,6 +13,7 @@ from .rows import (
     TokenRows as TokenRows,
     collate as collate,
     collate_prompts as collate_prompts,
+    pack as pack,
     random_order as random_order,
     rows_of_step as rows_of_step,
 )

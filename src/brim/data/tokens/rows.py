@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
+    from brim.models import PackedRows
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Hold right-padded rows to learn from. B rows, T tokens of the longest, S supervised tokens.
+    """Hold rows to learn from, padded on the right or packed. B rows, T tokens of the longest, S supervised tokens.
 
     There is no attention mask: with causal attention a token sees only what is before it, and padding comes last.
     Where the targets are is computed here, on the CPU, so that nobody waits for a GPU.
+    Packed rows are one sequence, in which the last row fills it up: B is 1, T its tokens.
     """
 
     input_ids: torch.Tensor  # [B, T] int64
@@ -34,6 +37,11 @@ class Batch:
     target_rows: torch.Tensor  # [S] int64: the row of each
     logit_positions: torch.Tensor  # [S] int64: which of the B × num_logits positions predicts each
     num_logits: int  # logits are needed at this many positions, the last ones: before them, all rows are prompt
+    packed: PackedRows | None = None  # None: padded
+
+    @property
+    def num_rows(self) -> int:
+        return self.packed.num_rows if self.packed else self.input_ids.shape[0]
 
     def to(self, device: torch.device) -> Batch:
         if self.input_ids.device == device:
@@ -44,6 +52,12 @@ class Batch:
             target_rows=_move(self.target_rows, device),
             logit_positions=_move(self.logit_positions, device),
             num_logits=self.num_logits,
+            packed=self.packed
+            and replace(
+                self.packed,
+                position_ids=_move(self.packed.position_ids, device),
+                bounds=_move(self.packed.bounds, device),
+            ),
         )
 
 
@@ -80,6 +94,31 @@ def collate(rows: Iterable[TokenRow], *, pad_id: int) -> Batch:
         target_rows=torch.from_numpy(target_rows),
         logit_positions=torch.from_numpy(target_rows * num_logits + target_columns - (1 + first)),
         num_logits=num_logits,
+    )
+
+
+def pack(rows: Iterable[TokenRow], *, pad_id: int) -> Batch:
+    """Put rows behind one another, as one sequence that is filled up to a multiple of `MULTIPLE` tokens."""
+    import torch
+
+    from brim.models import MULTIPLE, packed_rows
+
+    rows = list(rows)
+    lengths = [len(row.input_ids) for row in rows]
+    filling = -sum(lengths) % MULTIPLE
+    input_ids = np.concatenate([*(row.input_ids for row in rows), np.full(filling, pad_id)]).astype(np.int64)
+    supervised = np.concatenate([*(row.supervised for row in rows), np.zeros(filling, dtype=np.bool_)])
+    begins = np.cumsum([0, *lengths[:-1]])
+    supervised[begins] = False  # a row's first token has nothing before it
+    places = np.flatnonzero(supervised)
+    first = int(places[0]) - 1 if len(places) else 0
+    return Batch(
+        input_ids=torch.from_numpy(input_ids[None]),
+        targets=torch.from_numpy(input_ids[places]),
+        target_rows=torch.from_numpy(np.searchsorted(begins, places, side="right") - 1),
+        logit_positions=torch.from_numpy(places - (1 + first)),
+        num_logits=len(input_ids) - first,
+        packed=packed_rows(lengths, filling=filling),
     )
 
 

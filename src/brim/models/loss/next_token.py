@@ -28,10 +28,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from brim.models.loss.chunked import LogitTransform, chunked_loss_sum, chunked_scores
+from brim.models.packed import PackedRows
 
 
 class TokenBatch(Protocol):
-    """Describe right-padded rows, and where their supervised tokens are predicted (see brim.data.tokens)."""
+    """Describe padded or packed rows, and where their supervised tokens are predicted (see brim.data.tokens)."""
 
     @property
     def input_ids(self) -> Tensor: ...  # [B, T] int64
@@ -47,6 +48,12 @@ class TokenBatch(Protocol):
 
     @property
     def num_logits(self) -> int: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def packed(self) -> PackedRows | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,21 +89,26 @@ def next_token_loss(
 def next_token_scores(model: nn.Module, batch: TokenBatch, *, head: LogitHead | None = None) -> RowScores:
     """Sum loss and hits by row, for evaluation, without gradients. head: as in `next_token_loss`."""
     losses, hits = _whole_scores(model, batch) if head is None else _chunked_scores(head, batch)
-    num_rows = batch.input_ids.shape[0]
+    num_rows = batch.num_rows
     zeros = torch.zeros(num_rows, device=losses.device, dtype=torch.int64)
     return RowScores(
-        loss=_row_sums(losses, batch, num_rows),
+        loss=_row_sums(losses, batch),
         num_correct=zeros.index_add(0, batch.target_rows, hits),
         num_supervised=zeros.index_add(0, batch.target_rows, torch.ones_like(hits)),
     )
 
 
-def _row_sums(losses: Tensor, batch: TokenBatch, num_rows: int) -> Tensor:
+def _row_sums(losses: Tensor, batch: TokenBatch) -> Tensor:
     """Return [B], each row's tokens summed in their order: on a GPU, index_add would sum them in any order."""
     wide = torch.float32 if losses.device.type == "mps" else torch.float64
-    by_position = torch.zeros(num_rows * batch.num_logits, device=losses.device, dtype=wide)
-    by_position = by_position.index_copy(0, batch.logit_positions, losses.to(wide))
-    return by_position.view(num_rows, batch.num_logits).sum(dim=1)
+    cells, width = batch.logit_positions, batch.num_logits
+    if batch.packed is not None:
+        width = max(batch.packed.lengths)
+        positions = batch.packed.position_ids[0, -batch.num_logits :]
+        cells = batch.target_rows * width + positions.index_select(0, batch.logit_positions)
+    by_position = torch.zeros(batch.num_rows * width, device=losses.device, dtype=wide)
+    by_position = by_position.index_copy(0, cells, losses.to(wide))
+    return by_position.view(batch.num_rows, width).sum(dim=1)
 
 
 def target_logits(model: nn.Module, batch: TokenBatch) -> Tensor:
@@ -106,8 +118,13 @@ def target_logits(model: nn.Module, batch: TokenBatch) -> Tensor:
     and without a mask the fast attention kernels can be used.
     """
     options = {"logits_to_keep": batch.num_logits} if _keeps_logits(model) else {}
-    logits: Tensor = model(input_ids=batch.input_ids, use_cache=False, **options).logits
+    logits: Tensor = model(input_ids=batch.input_ids, use_cache=False, **_positions(batch), **options).logits
     return logits[:, -batch.num_logits :].flatten(0, 1).index_select(0, batch.logit_positions)
+
+
+def _positions(batch: TokenBatch) -> dict[str, Tensor]:
+    """Return what the model is told of where tokens stand: nothing of padded rows, which begin at 0."""
+    return {} if batch.packed is None else {"position_ids": batch.packed.position_ids}
 
 
 def _whole_scores(model: nn.Module, batch: TokenBatch) -> tuple[Tensor, Tensor]:
@@ -130,7 +147,7 @@ def _chunked_scores(head: LogitHead, batch: TokenBatch) -> tuple[Tensor, Tensor]
 
 def _target_hidden(head: LogitHead, batch: TokenBatch) -> Tensor:
     """Return the head's input [S, D] at the positions that predict the supervised tokens."""
-    hidden = head.hidden(batch.input_ids)
+    hidden = head.hidden(batch.input_ids, **_positions(batch))
     return hidden[:, -batch.num_logits :].flatten(0, 1).index_select(0, batch.logit_positions)
 
 
@@ -178,11 +195,11 @@ class LogitHead:
     hidden_scale: float  # the body's output is multiplied by it before the head
     transform: LogitTransform
 
-    def hidden(self, input_ids: Tensor) -> Tensor:
-        """Return the head's input: [B, T, D]."""
+    def hidden(self, input_ids: Tensor, **others: Tensor) -> Tensor:
+        """Return the head's input: [B, T, D]. others: what the body is given beside the tokens."""
         positional = [input_ids if value is TOKENS else value for value in self.positional]
         keywords = {name: input_ids if value is TOKENS else value for name, value in self.keywords.items()}
-        hidden: Tensor = self.body(*positional, **keywords)[0]
+        hidden: Tensor = self.body(*positional, **{**keywords, **others})[0]
         return hidden if self.hidden_scale == 1 else hidden * self.hidden_scale
 
 

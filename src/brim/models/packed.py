@@ -1,0 +1,312 @@
+"""Run rows of tokens through a model as one sequence, without padding, each row attending to itself alone.
+
+transformers hands the attention of most architectures to a function of its registry. One of brim's own stands there
+while packed rows pass: it takes the rows' places from the model's keywords, makes no mask, and reads no values. On CUDA
+it is PyTorch's attention for sequences of several lengths, elsewhere one call of the usual attention for each row.
+
+Which architectures do the same packed as padded is tried, not listed: see `packing_fit`.
+
+Legend: R rows, N tokens of all rows, H query heads, K key and value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_NAME = "brim_packed"
+
+MULTIPLE = 64  # to which a sequence's tokens are filled up: products are fast, and there are few shapes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRows:
+    """Say where the rows of one sequence lie. What fills it up lies there as one more row, the last."""
+
+    position_ids: Tensor  # [1, N] int64, from 0 in each row: the model is given them beside the tokens
+    bounds: Tensor  # [R + 1] int32: where each row begins, and the end
+    lengths: tuple[int, ...]  # tokens of each row
+    num_rows: int  # without what fills the sequence up
+
+
+class Unpackable(Exception):
+    """Tell that an architecture's attention asks for what packed rows cannot be given."""
+
+
+class PackedAttention:
+    """Switch a model between its own attention and that of packed rows."""
+
+    def __init__(self, model: nn.Module) -> None:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        if _NAME not in ALL_ATTENTION_FUNCTIONS.valid_keys():
+            ALL_ATTENTION_FUNCTIONS.register(_NAME, packed_attention)
+        configs = (getattr(module, "config", None) for module in model.modules())
+        self._configs = list({id(each): each for each in configs if hasattr(each, _KEY)}.values())
+
+    @contextmanager
+    def of(self, rows: PackedRows) -> Iterator[None]:
+        """Let these rows pass, forward and backward: recomputed activations want the same attention."""
+        before = [getattr(config, _KEY) for config in self._configs]
+        for config in self._configs:
+            setattr(config, _KEY, _NAME)
+            setattr(config, _ROWS, rows)
+        try:
+            yield
+        finally:
+            for config, value in zip(self._configs, before, strict=True):
+                setattr(config, _KEY, value)
+                delattr(config, _ROWS)
+
+
+_KEY = "_attn_implementation_internal"  # the public property would go through all sub-configurations, at each pass
+_ROWS = "_brim_packed_rows"  # the configuration reaches every attention, keywords do not; nor does a thread's context
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attend within each row: query [1, H, N, D], key and value [1, K, N, D]. Return [1, N, H, D] and no weights.
+
+    Raises Unpackable for what changes the scores in a way that is not known here.
+    """
+    asked = sorted(name for name in ("softcap", "s_aux", "position_bias", "cache") if others.get(name) is not None)
+    if asked or attention_mask is not None or query.shape[2] != key.shape[2]:
+        raise Unpackable(f"its attention asks for {' and '.join(asked)}" if asked else "it makes masks of its own")
+    rows: PackedRows = getattr(module.config, _ROWS)
+    if uses_kernel(query, value, dropout=dropout):
+        return _by_kernel(query, key, value, rows, scaling, sliding_window), None
+    options = {"dropout": dropout, "scaling": scaling}
+    return _row_by_row(module, query, key, value, rows, sliding_window, **options), None
+
+
+def _row_by_row(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rows: PackedRows,
+    sliding_window: int | None,
+    **options: Any,
+) -> Tensor:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    split = (torch.split(each, rows.lengths, dim=2) for each in (query, key, value))
+    attended = []
+    for length, *tensors in zip(rows.lengths, *split, strict=True):
+        is_within = sliding_window is None or length <= sliding_window
+        mask = None if is_within else _window(length, sliding_window or 0, query.device)
+        attended.append(sdpa_attention_forward(module, *tensors, mask, is_causal=True, **options)[0])
+    return torch.cat(attended, dim=1)
+
+
+def _window(length: int, width: int, device: torch.device) -> Tensor:
+    """Return which keys each query sees, [1, 1, T, T]: itself and the width - 1 before it."""
+    positions = torch.arange(length, device=device)
+    distance = positions[:, None] - positions
+    return ((distance >= 0) & (distance < width))[None, None]
+
+
+_WIDEST_HEAD = 256
+
+
+def uses_kernel(query: Tensor, value: Tensor, *, dropout: float) -> bool:
+    """Return whether PyTorch's attention for several lengths takes these tensors: 16 bits, on CUDA, without dropout."""
+    if query.device.type != "cuda" or dropout or value.shape[-1] != query.shape[-1] or query.shape[-1] > _WIDEST_HEAD:
+        return False
+    return query.dtype in _HALF or (torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") in _HALF)
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _by_kernel(
+    query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, scaling: float | None, sliding_window: int | None
+) -> Tensor:
+    from torch.nn.attention import varlen
+
+    dtype = query.dtype if query.dtype in _HALF else torch.get_autocast_dtype("cuda")
+    q, k, v = (each[0].transpose(0, 1).to(dtype) for each in (query, key, value))  # [N, heads, D]
+    longest = max(rows.lengths)
+    window = (-1 if sliding_window is None else sliding_window - 1, 0)  # a tuple: it is compared with one
+    options: dict[str, Any] = {
+        "window_size": window,
+        "scale": scaling,
+        "enable_gqa": q.shape[1] != k.shape[1],
+        "is_causal": True,
+    }
+    taken = _keywords_of(varlen.varlen_attn)
+    options = {name: value for name, value in options.items() if name in taken}
+    out: Tensor = varlen.varlen_attn(q, k, v, rows.bounds, rows.bounds, longest, longest, **options)
+    return out[None]
+
+
+@cache
+def _keywords_of(function: Any) -> frozenset[str]:
+    """Return what it takes: torch 2.10 knows is_causal, 2.11 window_size in its place, 2.12 enable_gqa besides."""
+    return frozenset(inspect.signature(function).parameters)
+
+
+# Which architectures are fit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackingFit:
+    """Say whether an architecture gives packed rows the scores that it gives padded ones."""
+
+    is_fit: bool
+    reason: str
+
+
+_LENGTHS = (29, 13, 1, 22)  # of the rows of a trial
+_WINDOW, _POSITIONS, _VOCABULARY, _WIDTH, _DEEPEST = 8, 32, 128, 96, 8
+_TOLERANCE = 1e-4  # in fp32, where rounding makes some 1e-6 and a wrong key more than 1e-2
+
+
+def packing_fit(architecture: PretrainedConfig, *, trust_remote_code: bool = False) -> PackingFit:
+    """Try a small random model of this configuration, whose window and positions are shorter than the rows together.
+
+    Packed rows must have the scores of padded ones, and other tokens in one row must leave those of the others alone.
+    """
+    try:
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            model = _small(architecture, trust_remote_code=trust_remote_code)
+            return _tried(model)
+    except Unpackable as error:
+        return PackingFit(is_fit=False, reason=str(error))
+    except Exception as error:  # whatever an architecture raises over keywords that it does not take
+        return PackingFit(is_fit=False, reason=f"{type(error).__name__} over packed rows")
+
+
+@torch.no_grad()
+def _tried(model: nn.Module) -> PackingFit:
+    tokens = [torch.randint(_VOCABULARY, (length,)) for length in _LENGTHS]
+    padded = nn.utils.rnn.pad_sequence(tokens, batch_first=True)
+    rows = packed_rows(_LENGTHS)
+    expected = model(input_ids=padded, use_cache=False).logits
+    expected = torch.cat([each[:length] for each, length in zip(expected, _LENGTHS, strict=True)])
+    attention = PackedAttention(model)
+
+    def scores(rows_of_tokens: Sequence[Tensor]) -> Tensor:
+        joined = torch.cat(list(rows_of_tokens))[None]
+        with attention.of(rows):
+            logits: Tensor = model(input_ids=joined, position_ids=rows.position_ids, use_cache=False).logits
+        return logits[0]
+
+    found = scores(tokens)
+    other = scores([(tokens[0] + 1) % _VOCABULARY, *tokens[1:]])
+    size = float(expected.abs().max())
+    apart = float((found - expected).abs().max()) / size
+    leaked = float((other - found)[_LENGTHS[0] :].abs().max()) / size
+    changed = float((other - found)[: _LENGTHS[0]].abs().max()) / size
+    if not (math.isfinite(apart) and changed > _TOLERANCE):
+        return PackingFit(is_fit=False, reason="a random model of it tells nothing")
+    if apart > _TOLERANCE:
+        return PackingFit(is_fit=False, reason=f"packed rows get other scores than padded ones, by {apart:.1g}")
+    if leaked:
+        return PackingFit(is_fit=False, reason=f"a row's scores depend on the row before it, by {leaked:.1g}")
+    return PackingFit(is_fit=True, reason=f"packed rows get the scores of padded ones, to {max(apart, 1e-9):.0e}")
+
+
+def packed_rows(lengths: Sequence[int], *, filling: int = 0) -> PackedRows:
+    """Return the places of rows of these lengths, as tensors of the CPU. filling: tokens behind them, of no row."""
+    each = [*lengths, filling] if filling else list(lengths)
+    bounds = np.cumsum([0, *each])
+    positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1], each)
+    return PackedRows(
+        position_ids=torch.from_numpy(positions[None]),
+        bounds=torch.from_numpy(bounds.astype(np.int32)),
+        lengths=tuple(each),
+        num_rows=len(lengths),
+    )
+
+
+def _small(architecture: PretrainedConfig, *, trust_remote_code: bool) -> nn.Module:
+    """Build a random model of the configuration, narrower where the architecture allows it, in fp32."""
+    from transformers import AutoModelForCausalLM
+
+    error: Exception | None = None
+    for is_narrow in (True, False):
+        config = _shrunk(architecture, is_narrow=is_narrow)
+        try:
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=trust_remote_code
+            ).eval()
+        except ImportError:
+            raise
+        except ValueError as raised:
+            if "scaled_dot_product_attention" in str(raised):
+                raise Unpackable("its attention is not exchangeable") from None
+            error = raised
+        except Exception as raised:  # widths that do not go together
+            error = raised
+        else:
+            return _redrawn(model)
+    raise Unpackable(f"no small model of it could be built: {error}")
+
+
+def _redrawn(model: nn.Module) -> nn.Module:
+    """Draw weights anew, so large that each score depends on every token that it may depend on."""
+    for parameter in model.parameters():
+        if parameter.ndim >= 2:
+            nn.init.normal_(parameter, std=2 / math.sqrt(parameter.shape[-1]))
+    return model
+
+
+def _shrunk(architecture: PretrainedConfig, *, is_narrow: bool) -> PretrainedConfig:
+    config = copy.deepcopy(architecture)
+    text = config.get_text_config()
+    _cut_layers(text)
+    heads, groups = getattr(text, "num_attention_heads", 0), getattr(text, "num_key_value_heads", 0)
+    small: dict[str, int] = {"vocab_size": _VOCABULARY}
+    if is_narrow and heads and text.hidden_size % heads == 0:
+        kept = 2 * max(1, min(heads // groups, 4)) if groups and heads % groups == 0 else 4
+        small["num_attention_heads"] = kept
+        if groups:
+            small["num_key_value_heads"] = 2 if groups < heads else kept
+        small["hidden_size"] = kept * (text.hidden_size // heads)
+        small |= dict.fromkeys(("intermediate_size", "ffn_dim", "moe_intermediate_size"), _WIDTH)
+    for name in ("sliding_window", "attention_window", "window_size", "attention_chunk_size"):
+        if isinstance(getattr(text, name, None), int):
+            small[name] = _WINDOW
+    small |= dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), _POSITIONS)
+    for name, value in small.items():
+        if isinstance(getattr(text, name, None), int):
+            setattr(text, name, value)
+    for each in (config, text):
+        each.bos_token_id = each.eos_token_id = None
+        each.pad_token_id = 0
+    return config
+
+
+def _cut_layers(text: PretrainedConfig) -> None:
+    """Keep the first layers, until each kind of layer is among them."""
+    num_layers = text.num_hidden_layers
+    kinds = {name: value for name, value in vars(text).items() if isinstance(value, list) and len(value) == num_layers}
+    first = [max(value.index(kind) for kind in value) for value in kinds.values()]
+    kept = min(max(2, 1 + max(first, default=0)), num_layers, _DEEPEST)
+    text.num_hidden_layers = kept
+    for name, value in kinds.items():
+        setattr(text, name, value[:kept])
