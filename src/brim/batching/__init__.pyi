@@ -1,4 +1,5 @@
 from .adaptive_step import AdaptiveStep as AdaptiveStep
+from .bins import MULTIPLE as MULTIPLE
 from .costs import Costs as Costs, Surface as Surface
 from .growth import (
     NUM_GROUPS as NUM_GROUPS,
@@ -15,6 +16,7 @@ from .microbatch import (
     CapChange as CapChange,
     Cutter as Cutter,
     MicroBatch as MicroBatch,
+    Packed as Packed,
     cutter_of as cutter_of,
 )
 from .partition import Shape as Shape, Totals as Totals, cut_totals as cut_totals

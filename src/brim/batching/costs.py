@@ -27,46 +27,80 @@ class Costs:
     gradients and the optimizer's state beside it. static_bytes: what of it is there whatever the shape.
     scale: measured over predicted, of what the shape adds to static_bytes; 1.0 until something has been measured.
     time: seconds of a micro-batch's forward and backward pass.
+    multiple: of it are the tokens of a micro-batch, which is filled up.
     """
 
     peak: Surface
     static_bytes: int
     time: Surface
     scale: float = 1.0
+    multiple: int = 1
 
     def peak_bytes(self, rows: ArrayLike, length: ArrayLike) -> NDArray[np.float64]:
         """Predict the peak of `rows` rows of `length` tokens, padding included; shapes broadcast."""
+        rows = self._filled_up(rows, length)
         return np.asarray(self.static_bytes + self.scale * (self.peak(rows, length) - self.static_bytes))
 
     def seconds(self, rows: ArrayLike, length: ArrayLike) -> NDArray[np.float64]:
         """Predict the seconds of `rows` rows of `length` tokens, padding included; shapes broadcast."""
-        return self.time(rows, length)
+        return self.time(self._filled_up(rows, length), length)
+
+    def _filled_up(self, rows: ArrayLike, length: ArrayLike) -> ArrayLike:
+        """Return the rows of this length that have as many tokens as the micro-batch, filled up."""
+        if self.multiple == 1:
+            return rows
+        tokens = np.asarray(rows) * np.asarray(length)
+        return np.ceil(np.round(tokens / self.multiple, 6)) * self.multiple / length
 
     def scale_to(self, peak_bytes: int, *, length: int) -> float:
         """Return the scale with which one row of this length, in tokens, has this peak."""
-        added = float(self.peak(1, length)) - self.static_bytes
+        added = float(self.peak(self._filled_up(1, length), length)) - self.static_bytes
         return (peak_bytes - self.static_bytes) / added if added > 0 else self.scale
 
     def rows_that_fit(self, lengths: ArrayLike, *, cap_bytes: int, most: int) -> NDArray[np.int64]:
         """Return for each length the most rows of which neither they nor any fewer are over the cap; 0: none fits.
 
         lengths: tokens, at least 1 each, in one dimension. most: rows beyond which nobody asks.
-        Between two kinks the peak is a straight line in the rows, so that a number of rows beside a kink is over the
-        cap wherever any is: no rise and fall of the peak is overlooked.
         """
         tokens = np.asarray(lengths, dtype=np.int64)
-        turns = self._turns(tokens, most)
-        over = self.peak_bytes(turns, tokens[:, None]) > cap_bytes
+        return self._that_fit(tokens, tokens, cap_bytes=cap_bytes, most=most)
+
+    def tokens_that_fit(self, lengths: ArrayLike, *, cap_bytes: int, most: int) -> NDArray[np.int64]:
+        """Return for each length the most tokens of packed rows, of which the longest is as long, that fit so.
+
+        They are multiples of `multiple`; most: tokens beyond which nobody asks.
+        """
+        tokens = np.asarray(lengths, dtype=np.int64)
+        units = np.full_like(tokens, self.multiple)
+        return self.multiple * self._that_fit(tokens, units, cap_bytes=cap_bytes, most=-(-most // self.multiple))
+
+    def _that_fit(
+        self, tokens: NDArray[np.int64], units: NDArray[np.int64], *, cap_bytes: int, most: int
+    ) -> NDArray[np.int64]:
+        """Return how many units of so many tokens fit, where rows have these tokens.
+
+        Between two kinks the peak is a straight line in the tokens, so that a number of units beside a kink is over the
+        cap wherever any is: no rise and fall of the peak is overlooked.
+        """
+
+        def is_over(count: NDArray[np.int64]) -> NDArray[np.bool_]:
+            shape = (-1,) + (1,) * (count.ndim - 1)
+            return (
+                self.peak_bytes(count * units.reshape(shape) / tokens.reshape(shape), tokens.reshape(shape)) > cap_bytes
+            )
+
+        turns = self._turns(units, most)
+        over = is_over(turns)
         first = np.where(over.any(axis=1), over.argmax(axis=1), turns.shape[1])
         bounds = np.concatenate([np.zeros_like(turns[:, :1]), turns, np.full_like(turns[:, :1], most + 1)], axis=1)
         fit = np.take_along_axis(bounds, first[:, None], axis=1)[:, 0]
         too_many = np.take_along_axis(bounds, first[:, None] + 1, axis=1)[:, 0]
         while np.any(too_many - fit > 1):
             middle = (fit + too_many) // 2
-            is_over = self.peak_bytes(np.maximum(middle, 1), tokens) > cap_bytes
+            is_too_much = is_over(np.maximum(middle, 1))
             is_open = too_many - fit > 1
-            too_many = np.where(is_open & is_over, middle, too_many)
-            fit = np.where(is_open & ~is_over, middle, fit)
+            too_many = np.where(is_open & is_too_much, middle, too_many)
+            fit = np.where(is_open & ~is_too_much, middle, fit)
         return fit
 
     def longest_row_that_fits(self, cap_bytes: int, *, rows: int = 1, up_to: int = _LONGEST_TOKENS) -> int:
@@ -83,13 +117,13 @@ class Costs:
             start, stop = stop + 1, min(2 * stop, up_to)
         return up_to
 
-    def _turns(self, tokens: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-        """Return ascending numbers of rows [length, …], from 1 to `most`, between which the peak is a straight line."""
+    def _turns(self, units: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+        """Return ascending numbers of units [length, …], from 1 to `most`, between which the peak is a straight line."""
         if most <= _FEW_ROWS:
-            return np.broadcast_to(np.arange(1, most + 1), (len(tokens), most))
-        per_row = self.peak.kinks / tokens[:, None]
-        ones = np.ones((len(tokens), 1))
-        turns = np.concatenate([ones, np.floor(per_row), np.ceil(per_row), ones * most], axis=1)
+            return np.broadcast_to(np.arange(1, most + 1), (len(units), most))
+        per_unit = self.peak.kinks / units[:, None]
+        ones = np.ones((len(units), 1))
+        turns = np.concatenate([ones, np.floor(per_unit), np.ceil(per_unit), ones * most], axis=1)
         return np.sort(np.clip(turns, 1, most).astype(np.int64), axis=1)
 
     def uncorrected(self, peak_bytes: int) -> int:

@@ -17,14 +17,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from brim.batching.bins import PackedCosts, fewest_bins
 from brim.batching.costs import Costs
 from brim.batching.partition import Terms, borders
 
 
 def cutter_of(state: Mapping[str, Any]) -> Cutter:
     """Return the cutter whose `state` this is, as it was then."""
-    is_by_rows = state["kind"] == ByRows.kind
-    cutter = ByRows(max_rows=1) if is_by_rows else ByLength(costs=Costs.from_dict(state["costs"]), cap_bytes=0)
+    if state["kind"] == ByRows.kind:
+        cutter: Cutter = ByRows(max_rows=1)
+    else:
+        kind = Packed if state["kind"] == Packed.kind else ByLength
+        cutter = kind(costs=Costs.from_dict(state["costs"]), cap_bytes=0)
     cutter.restore(state)
     return cutter
 
@@ -183,6 +187,46 @@ class ByLength(Cutter):
                 seconds=float(second),
             )
             for begin, rows, padded_length, peak, second in zip(begins, num_rows, padded, peaks, seconds, strict=True)
+        ]
+
+
+class Packed(ByLength):
+    """Partition rows that are packed: the fewest micro-batches, as even as can be (see brim.batching.bins)."""
+
+    kind = "packed"
+
+    def cut(self, lengths: ArrayLike) -> list[MicroBatch]:
+        """Take every row once, none over the cap that fits alone; the one with the longest row first."""
+        tokens = np.asarray(lengths, dtype=np.int64)
+        if not len(tokens):
+            return []
+        order = longest_first(tokens)
+        longest, kinds = np.unique(tokens[order], return_inverse=True)
+        # A row that is over the cap alone goes alone.
+        capacities = np.maximum(self._packed.capacities(longest, most=int(tokens.sum())), longest)[kinds]
+        bins = fewest_bins(tokens[order].tolist(), capacities.tolist())
+        return self._micro_batches([np.sort(order[each]) for each in bins], tokens)
+
+    @property
+    def _packed(self) -> PackedCosts:
+        return PackedCosts(costs=self._costs, cap_bytes=self._cap.now)
+
+    def _together(self, tokens: NDArray[np.int64], most: int) -> int:
+        longest, sums = np.maximum.accumulate(tokens[:most]), np.cumsum(tokens[:most])
+        over = self._packed.peak_bytes(sums, longest) > self._cap.now
+        return max(1, int(over.argmax()) if over.any() else len(sums))
+
+    def _formed(self, order: NDArray[np.intp], tokens: NDArray[np.int64], bounds: Sequence[int]) -> list[MicroBatch]:
+        return self._micro_batches([order[start:stop] for start, stop in pairwise(bounds)], tokens)
+
+    def _micro_batches(self, parts: Sequence[NDArray[np.intp]], tokens: NDArray[np.int64]) -> list[MicroBatch]:
+        sums = np.array([tokens[rows].sum() for rows in parts])
+        longest = np.array([tokens[rows].max() for rows in parts])
+        squares = np.array([(tokens[rows] ** 2).sum() for rows in parts])
+        peaks, seconds = self._packed.peak_bytes(sums, longest), self._packed.seconds(sums, squares)
+        return [
+            MicroBatch(rows=rows, padded_length=int(length), peak_bytes=int(peak), seconds=float(second))
+            for rows, length, peak, second in zip(parts, longest, peaks, seconds, strict=True)
         ]
 
 

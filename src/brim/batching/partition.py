@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from brim.batching.bins import PackedCosts, fewest_bins
 from brim.batching.costs import Costs
 
 _ENTRIES_AT_ONCE = 1 << 18  # of the table of a block of batches: 2 MiB stay in a core's cache
@@ -70,11 +71,12 @@ def cut_totals(
     largest: bool = False,
     lone_rows_may_exceed: bool = False,
     fixed_rows: int | None = None,
+    is_packed: bool = False,
 ) -> Totals:
     """Add up the micro-batches of `ByLength.cut`, effective batch by effective batch; the last may be smaller.
 
     lengths: tokens of each of at least one row, in the order in which they are consumed. fixed_rows: of `cut_by_rows`
-    with so many rows instead, whatever the cap.
+    with so many rows instead, whatever the cap. is_packed: of `Packed.cut` instead.
     O(n · widest micro-batch) up to MOST_ROWS_FOR_ALL_PAIRS rows a batch, for many batches at a time; beyond them
     O(n log n), one after the other.
 
@@ -86,7 +88,10 @@ def cut_totals(
         num_steps = [len(batches), len(rest)]
         return _totals([_by_rows(each, fixed_rows) for each in (batches, rest)], num_steps, num_steps, tokens, costs)
     terms = Terms(costs=costs, cap_bytes=cap_bytes, largest=largest, lone_rows_may_exceed=lone_rows_may_exceed)
-    _require_each_fits(terms, tokens)
+    if is_packed:
+        return _packed_totals(terms, tokens, batches, rest)
+    distinct = np.unique(tokens)
+    _require_each_fits(terms, tokens, distinct[terms.widths(distinct, most=1) == 0])
     looked_at = _evenly_chosen(batches)
     cut_up = [_cut_all(terms, looked_at), _cut_all(terms, rest)]
     return _totals(cut_up, [len(looked_at), len(rest)], [len(batches), len(rest)], tokens, costs)
@@ -108,9 +113,8 @@ def _evenly_chosen(batches: NDArray[np.int64]) -> NDArray[np.int64]:
     return batches if len(batches) <= most else batches[np.arange(most) * len(batches) // most]
 
 
-def _require_each_fits(terms: Terms, tokens: NDArray[np.int64]) -> None:
-    distinct = np.unique(tokens)
-    too_long = distinct[terms.widths(distinct, most=1) == 0]
+def _require_each_fits(terms: Terms, tokens: NDArray[np.int64], too_long: NDArray[np.int64]) -> None:
+    """Raise RowTooLongError where there are lengths, ascending, that are over the cap alone."""
     if len(too_long):
         raise RowTooLongError(
             position=int(np.argmax(tokens == too_long[-1])),
@@ -197,6 +201,40 @@ def _totals(
         widest=demanding[0],
         shapes=demanding,
     )
+
+
+def _packed_totals(
+    terms: Terms, tokens: NDArray[np.int64], batches: NDArray[np.int64], rest: NDArray[np.int64]
+) -> Totals:
+    """Add up packed micro-batches, each in the shape of rows of equal length that has its tokens."""
+    packed, distinct = PackedCosts(costs=terms.costs, cap_bytes=terms.cap_bytes), np.unique(tokens)
+    capacities = packed.capacities(distinct, most=int(tokens.sum()))
+    if not terms.lone_rows_may_exceed:
+        _require_each_fits(terms, tokens, distinct[capacities == 0])
+    capacities = np.maximum(capacities, distinct)
+    looked_at = batches[:: max(1, batches.size // _MOST_ROWS_IN_BINS)]
+    found: list[tuple[int, int, int, float]] = []  # tokens, the longest row's, squares, and how many it stands for
+    for some, share in ((looked_at, len(batches) / max(len(looked_at), 1)), (rest, 1.0)):
+        for lengths in some:
+            room = capacities[np.searchsorted(distinct, lengths)]
+            for positions in fewest_bins(lengths.tolist(), room.tolist()):
+                row = lengths[positions]
+                found.append((int(row.sum()), int(row[0]), int(row @ row), share))
+    sums, longest, squares = np.array([each[:3] for each in found]).T
+    shares = np.array([each[3] for each in found])
+    demanding = _most_demanding(*_distinct(*packed.as_equal_rows(sums, longest)), terms.costs)
+    return Totals(
+        num_steps=len(batches) + len(rest),
+        num_micro_batches=round(float(shares.sum())),
+        seconds=float(shares @ packed.seconds(sums, squares)),
+        padded_tokens=round(float(shares @ (-(-sums // terms.costs.multiple) * terms.costs.multiple))),
+        real_tokens=int(tokens.sum()),
+        widest=demanding[0],
+        shapes=demanding,
+    )
+
+
+_MOST_ROWS_IN_BINS = 1 << 20  # as many take two seconds
 
 
 def _distinct(

@@ -22,7 +22,6 @@ from .load import (
 from .merging import merge_adapter as merge_adapter
 from .needs import notes_on_this_machine as notes_on_this_machine, require_trainable as require_trainable
 from .packed import (
-    MULTIPLE as MULTIPLE,
     PackedAttention as PackedAttention,
     PackedRows as PackedRows,
     packed_rows as packed_rows,

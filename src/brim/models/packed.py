@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 _NAME = "brim_packed"
 
-MULTIPLE = 64  # to which a sequence's tokens are filled up: products are fast, and there are few shapes
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRows:

@@ -101,7 +101,8 @@ def pack(rows: Iterable[TokenRow], *, pad_id: int) -> Batch:
     """Put rows behind one another, as one sequence that is filled up to a multiple of `MULTIPLE` tokens."""
     import torch
 
-    from brim.models import MULTIPLE, packed_rows
+    from brim.batching import MULTIPLE
+    from brim.models import packed_rows
 
     rows = list(rows)
     lengths = [len(row.input_ids) for row in rows]
