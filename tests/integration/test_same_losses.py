@@ -21,6 +21,38 @@ pytestmark = pytest.mark.run
 LORA = {"adapter": {"type": "lora", "dropout": 0.0}}
 
 
+# trainer.packing
+
+
+@pytest.mark.parametrize(
+    ("settings", "tolerance"),
+    [
+        (LORA, 1e-5),
+        (FULL, 1e-5),
+        ({**LORA, "precision": "bf16-mixed"}, 1e-2),
+        ({**FULL, "trainer": {"chunked_loss": False, "enable_gradient_checkpointing": True}}, 1e-5),
+        ({**LORA, "trainer": {"batch_size": "auto", "noise_scale_every": 2}}, 1e-5),
+    ],
+)
+def test_losses_are_those_of_padded_rows(train, tmp_path, settings, tolerance):
+    given = settings.get("trainer", {})
+    for packing in (True, False):
+        train(str(packing), **{**settings, "trainer": {**given, "packing": packing}})
+    packed, padded = tmp_path / "True", tmp_path / "False"
+    np.testing.assert_allclose(losses(packed), losses(padded), rtol=tolerance)
+    np.testing.assert_allclose(*(list(validation(run).values()) for run in (packed, padded)), rtol=10 * tolerance)
+
+
+def test_a_packed_run_is_planned_and_goes_on_as_it_was_begun(train, tmp_path):
+    asked = {"packing": True, "batch_size": "auto"}
+    whole = losses(train("whole", trainer=asked).output_directory)
+    with stopped_after(3) as observer, pytest.raises(KeyboardInterrupt):
+        train("stopped", observer=observer, trainer=asked)
+    assert losses(train("stopped", resume=True, trainer=asked).output_directory) == whole
+    plan = json.loads((tmp_path / "whole" / "plan.json").read_text())["plan"]
+    assert plan["costs"]["multiple"] == 64
+
+
 # trainer.chunked_loss
 
 

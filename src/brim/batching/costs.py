@@ -45,12 +45,13 @@ class Costs:
         """Predict the seconds of `rows` rows of `length` tokens, padding included; shapes broadcast."""
         return self.time(self._filled_up(rows, length), length)
 
-    def _filled_up(self, rows: ArrayLike, length: ArrayLike) -> ArrayLike:
+    def _filled_up(self, rows: ArrayLike, length: ArrayLike) -> NDArray[np.float64]:
         """Return the rows of this length that have as many tokens as the micro-batch, filled up."""
         if self.multiple == 1:
-            return rows
-        tokens = np.asarray(rows) * np.asarray(length)
-        return np.ceil(np.round(tokens / self.multiple, 6)) * self.multiple / length
+            return np.asarray(rows, dtype=np.float64)
+        tokens = np.asarray(rows, dtype=np.float64) * np.asarray(length)
+        filled: NDArray[np.float64] = np.ceil(np.round(tokens / self.multiple, 6)) * self.multiple
+        return np.asarray(filled / np.asarray(length))
 
     def scale_to(self, peak_bytes: int, *, length: int) -> float:
         """Return the scale with which one row of this length, in tokens, has this peak."""
@@ -118,7 +119,7 @@ class Costs:
         return up_to
 
     def _turns(self, units: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-        """Return ascending numbers of units [length, …], from 1 to `most`, between which the peak is a straight line."""
+        """Return ascending numbers of units [unit, …], from 1 to `most`, between which the peak is a straight line."""
         if most <= _FEW_ROWS:
             return np.broadcast_to(np.arange(1, most + 1), (len(units), most))
         per_unit = self.peak.kinks / units[:, None]

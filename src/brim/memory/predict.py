@@ -24,6 +24,7 @@ from brim.memory.traces import LEAST_TOKENS, Job, Traces
 from brim.models import (
     LOADING_ERRORS,
     no_library_warnings,
+    packing_choice,
     read_architecture,
     require_trainable,
     stored_choices,
@@ -136,11 +137,14 @@ def ask(
     phase = phase or ("train" if trains else "generate")
     if phase == "generate" and resolution.config.output_features[0].labels:
         resolution = _with_length_of_labels(resolution, folder, trust_remote_code=given.trust_remote_code)
+    architecture = read_architecture(folder, trust_remote_code=given.trust_remote_code)
+    layout = packing_choice(resolution.config, architecture, is_cuda=not target.is_cpu) if phase == "train" else None
+    choices = () if layout is None else (layout,)
     return Asked(
-        config=resolution.config,
-        choices=(*_own_code(given, folder), *stored_choices(given, folder), *resolution.choices),
+        config=resolution.config if layout is None else resolution.config.having(layout.key, layout.value),
+        choices=(*_own_code(given, folder), *stored_choices(given, folder), *resolution.choices, *choices),
         folder=folder,
-        architecture=read_architecture(folder, trust_remote_code=given.trust_remote_code),
+        architecture=architecture,
         phase=phase,
         device=target,
         has_limit=has_limit,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -29,7 +29,7 @@ from brim.memory.loading import (
     with_loading,
 )
 from brim.memory.trace import Recording, Training, Workload, no_temporaries, traceable_optimizer
-from brim.models import LLM, cast_products, equip, precision
+from brim.models import LLM, PackedAttention, cast_products, equip, packed_rows, precision
 from brim.models.folders import ModelFolder, open_adapter
 from brim.models.loss import next_token_loss, next_token_scores
 from brim.storage import sha256
@@ -86,6 +86,7 @@ class ConfigWorkload:
                 "enable_gradient_checkpointing",
                 "chunked_loss",
                 "dropout_by_row",
+                "packing",
             },
         }
         code = self._folder.path.glob("*.py") if self._config.trust_remote_code else ()
@@ -117,7 +118,8 @@ class ConfigWorkload:
             optimizer=lambda weights: traceable_optimizer(trainer.optimizer, weights),
             update=self._update,
         )
-        return replace(self._workload(full_batch, trainable=True), training=training)
+        batch = full_pack if trainer.packing is True else full_batch
+        return replace(self._workload(batch, trainable=True), training=training)
 
     def evaluation(self) -> Workload:
         """Return the workload that scores a batch of rows with answers."""
@@ -243,8 +245,12 @@ class ConfigWorkload:
     def _micro_batch(self, model: nn.Module, batch: Batch) -> None:
         assert self._llm is not None
         num_rows, num_tokens = batch.input_ids.shape
-        dropout = self._llm.row_dropout
-        with nullcontext() if dropout is None else dropout.of_rows(range(num_rows), [num_tokens] * num_rows, step=0):
+        dropout, packed = self._llm.row_dropout, batch.packed
+        with ExitStack() as stack:
+            if dropout is not None:
+                stack.enter_context(dropout.of_rows(range(num_rows), [num_tokens] * num_rows, step=0))
+            if packed is not None:
+                stack.enter_context(PackedAttention(model, is_cuda=self.has_cuda).of(packed))
             with self._precision.autocast(_CPU):
                 loss = next_token_loss(model, batch, head=self._llm.head) / batch.targets.numel()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -313,6 +319,13 @@ def full_batch(rows: int, tokens: int) -> Batch:
         logit_positions=numbers(positions),
         num_logits=tokens,
     )
+
+
+def full_pack(rows: int, tokens: int) -> Batch:
+    """Return packed rows of equal length, with all tokens but each first one supervised; nothing fills them up."""
+    padded = full_batch(rows, tokens)
+    packed = packed_rows([tokens] * rows)
+    return replace(padded, input_ids=padded.input_ids.view(1, -1), num_logits=rows * tokens, packed=packed)
 
 
 def stored_dtype(folder: ModelFolder) -> torch.dtype:

@@ -25,6 +25,7 @@ from .packed import (
     PackedAttention as PackedAttention,
     PackedRows as PackedRows,
     packed_rows as packed_rows,
+    packing_choice as packing_choice,
     packing_fit as packing_fit,
 )
 from .quantization import (

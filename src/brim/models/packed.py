@@ -12,17 +12,24 @@ Legend: R rows, N tokens of all rows, H query heads, K key and value heads, D he
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import inspect
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from brim.config import Choice
+from brim.config.schema import Config, FinetuneTrainer
+from brim.errors import ConfigError
+from brim.models.adapters import own_dropout
+from brim.storage import Cache, cache_folder, digest, source_digest
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -47,12 +54,14 @@ class Unpackable(Exception):
 class PackedAttention:
     """Switch a model between its own attention and that of packed rows."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, is_cuda: bool = False) -> None:
+        """Look for the model's configurations. is_cuda: it runs on a GPU, or is traced as on one."""
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         if _NAME not in ALL_ATTENTION_FUNCTIONS.valid_keys():
             ALL_ATTENTION_FUNCTIONS.register(_NAME, packed_attention)
         configs = (getattr(module, "config", None) for module in model.modules())
+        self._is_cuda = is_cuda
         self._configs = list({id(each): each for each in configs if hasattr(each, _KEY)}.values())
 
     @contextmanager
@@ -61,7 +70,7 @@ class PackedAttention:
         before = [getattr(config, _KEY) for config in self._configs]
         for config in self._configs:
             setattr(config, _KEY, _NAME)
-            setattr(config, _ROWS, rows)
+            setattr(config, _ROWS, (rows, self._is_cuda))
         try:
             yield
         finally:
@@ -92,8 +101,8 @@ def packed_attention(
     asked = sorted(name for name in ("softcap", "s_aux", "position_bias", "cache") if others.get(name) is not None)
     if asked or attention_mask is not None or query.shape[2] != key.shape[2]:
         raise Unpackable(f"its attention asks for {' and '.join(asked)}" if asked else "it makes masks of its own")
-    rows: PackedRows = getattr(module.config, _ROWS)
-    if uses_kernel(query, value, dropout=dropout):
+    rows, is_cuda = getattr(module.config, _ROWS)
+    if is_cuda and _fits_kernel(query, value, dropout=dropout):
         return _by_kernel(query, key, value, rows, scaling, sliding_window), None
     options = {"dropout": dropout, "scaling": scaling}
     return _row_by_row(module, query, key, value, rows, sliding_window, **options), None
@@ -110,7 +119,7 @@ def _row_by_row(
 ) -> Tensor:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    split = (torch.split(each, rows.lengths, dim=2) for each in (query, key, value))
+    split = (torch.split(each, list(rows.lengths), dim=2) for each in (query, key, value))
     attended = []
     for length, *tensors in zip(rows.lengths, *split, strict=True):
         is_within = sliding_window is None or length <= sliding_window
@@ -129,11 +138,18 @@ def _window(length: int, width: int, device: torch.device) -> Tensor:
 _WIDEST_HEAD = 256
 
 
-def uses_kernel(query: Tensor, value: Tensor, *, dropout: float) -> bool:
-    """Return whether PyTorch's attention for several lengths takes these tensors: 16 bits, on CUDA, without dropout."""
-    if query.device.type != "cuda" or dropout or value.shape[-1] != query.shape[-1] or query.shape[-1] > _WIDEST_HEAD:
-        return False
-    return query.dtype in _HALF or (torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") in _HALF)
+def _fits_kernel(query: Tensor, value: Tensor, *, dropout: float) -> bool:
+    """Return whether PyTorch's attention for rows of several lengths takes these tensors: 16 bits, without dropout."""
+    width = query.shape[-1]
+    return _dtype(query) in _HALF and not dropout and width == value.shape[-1] <= _WIDEST_HEAD
+
+
+def _dtype(query: Tensor) -> torch.dtype:
+    """Return the dtype in which autocast, which does not know the kernel, would run it."""
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind) and query.dtype == torch.float32:
+        return torch.get_autocast_dtype(kind)
+    return query.dtype
 
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -144,7 +160,7 @@ def _by_kernel(
 ) -> Tensor:
     from torch.nn.attention import varlen
 
-    dtype = query.dtype if query.dtype in _HALF else torch.get_autocast_dtype("cuda")
+    dtype = _dtype(query)
     q, k, v = (each[0].transpose(0, 1).to(dtype) for each in (query, key, value))  # [N, heads, D]
     longest = max(rows.lengths)
     window = (-1 if sliding_window is None else sliding_window - 1, 0)  # a tuple: it is compared with one
@@ -156,8 +172,8 @@ def _by_kernel(
     }
     taken = _keywords_of(varlen.varlen_attn)
     options = {name: value for name, value in options.items() if name in taken}
-    out: Tensor = varlen.varlen_attn(q, k, v, rows.bounds, rows.bounds, longest, longest, **options)
-    return out[None]
+    out: Any = varlen.varlen_attn(q, k, v, rows.bounds, rows.bounds, longest, longest, **options)
+    return cast(Tensor, out[None])
 
 
 @cache
@@ -166,7 +182,67 @@ def _keywords_of(function: Any) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
 
 
-# Which architectures are fit
+# Which layout a run takes
+
+_SETTING = "trainer.packing"
+
+
+def packing_choice(config: Config, architecture: PretrainedConfig, *, is_cuda: bool) -> Choice | None:
+    """Say whether a training packs its rows; None where nothing is open. is_cuda: where it is to run.
+
+    Raises ConfigError where packing is asked for and cannot be had.
+    """
+    trainer = config.trainer
+    if not isinstance(trainer, FinetuneTrainer) or trainer.packing is False:
+        return None
+    if trainer.packing == "auto" and not is_cuda:
+        return Choice(key=_SETTING, value=False, reason="on a CPU rows of like length, padded, are about as fast")
+    against, reason = _against(config, trainer, architecture, is_cuda=is_cuda), ""
+    if against is None:
+        fit = _fit_of(architecture, trust_remote_code=config.trust_remote_code)
+        against, reason = None if fit.is_fit else f"its architecture cannot: {fit.reason}", fit.reason
+    if trainer.packing is True:
+        if against:
+            raise ConfigError(what=f"{_SETTING} is true, and {against}", where=_SETTING, fix=f"set {_SETTING}: auto")
+        return None
+    return Choice(key=_SETTING, value=against is None, reason=against or reason)
+
+
+def _against(config: Config, trainer: FinetuneTrainer, architecture: PretrainedConfig, *, is_cuda: bool) -> str | None:
+    """Return what else in a configuration speaks against packed rows."""
+    attention = config.model_parameters.attn_implementation
+    if attention not in ("auto", "sdpa"):
+        return f"attn_implementation is {attention}"
+    if trainer.dropout_by_row and config.adapter is not None and config.adapter.dropout:
+        return "trainer.dropout_by_row draws for padded rows"
+    if not is_cuda:
+        return None
+    if config.precision == "fp32":
+        return "in 32 bits PyTorch has no attention for rows of several lengths on a GPU"
+    own = [name for name in own_dropout(architecture.to_dict()) if name.startswith("att")]
+    if own:
+        return f"the base model's {own[0]} is not 0"
+    text = architecture.get_text_config()
+    queries = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    if max(queries, getattr(text, "v_head_dim", 0)) > _WIDEST_HEAD or hasattr(text, "kv_lora_rank"):
+        return "its heads have widths that PyTorch's attention for rows of several lengths does not take"
+    return None
+
+
+def _fit_of(architecture: PretrainedConfig, *, trust_remote_code: bool) -> PackingFit:
+    """Return the fit that was found before, or try."""
+    cache = Cache(cache_folder(), "packing")
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+    name = digest({"architecture": architecture.to_dict(), "versions": versions, "code": source_digest(("models",))})
+
+    def parse(saved: Any) -> PackingFit:
+        return PackingFit(is_fit=bool(saved["is_fit"]), reason=str(saved["reason"]))
+
+    fit: PackingFit | None = cache.read(name, parse)
+    if fit is None:
+        fit = packing_fit(architecture, trust_remote_code=trust_remote_code)
+        cache.write(name, asdict(fit))
+    return fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from brim.batching import Costs, Totals, cut_totals
+from brim.batching import ByLength, Costs, Packed, Totals, cut_totals
 from brim.memory.devices import Budget
 from brim.planning.costs import BoundBy, Shape
 from brim.planning.plan import Candidate, Way
@@ -33,6 +33,7 @@ class Task:
     effective_batch_size: int  # the most that a step has
     fixed_rows: int | None  # rows of each micro-batch, where the configuration says so; None: by length
     largest: bool  # the largest micro-batches instead of the fastest
+    is_packed: bool = False  # a micro-batch is one sequence, without padding
 
     @property
     def longest(self) -> int:
@@ -47,7 +48,13 @@ class Task:
             cap_bytes=cap_bytes,
             largest=self.largest,
             fixed_rows=self.fixed_rows,
+            is_packed=self.is_packed,
         )
+
+    def cutter(self, costs: Costs, *, cap_bytes: int) -> ByLength:
+        """Return what partitions the run's batches."""
+        kind = Packed if self.is_packed else ByLength
+        return kind(costs=costs, cap_bytes=cap_bytes, largest=self.largest)
 
     def recut(self, taken: Candidate, before: Costs, now: Costs, *, cap_bytes: int) -> Candidate:
         """Return a candidate that fits, once the device has shown other costs or another cap. before: its costs."""

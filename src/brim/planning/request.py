@@ -188,6 +188,7 @@ class PlanRequest(Request):
             effective_batch_size=effective,
             fixed_rows=None if batch_size == "auto" else min(batch_size, effective),
             largest=self.trainer.use_maximum_batch_size,
+            is_packed=self.trainer.packing is True,
         )
 
     @property

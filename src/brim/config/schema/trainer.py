@@ -48,6 +48,14 @@ _CHUNKED_LOSS = (
 )
 
 
+_PACKING = (
+    "Put the rows of a micro-batch behind one another, as one sequence without padding, in which each row sees itself "
+    "alone: loss and gradient are those of padded rows. `auto`: on a GPU in 16 bits, where the architecture passes a "
+    "trial; a CPU gains little. `true`: wherever it passes. In Ludwig and other tools packed rows see each other, or a "
+    "step's rows become others; here neither."
+)
+
+
 _BATCH_SIZE = (
     "Micro-batch: rows of one forward and backward pass on one device. `auto`: each effective batch is partitioned by "
     "its rows' lengths, so that no micro-batch exceeds the memory and the step takes the least time; `brim plan` shows "
@@ -354,6 +362,7 @@ class FinetuneTrainer(Section):
     validation_metric: Metric | None = key(None, "The metric that decides which checkpoint is best. null: `loss`.")
     enable_gradient_checkpointing: bool | Literal["auto"] = key("auto", _CHECKPOINTING)
     chunked_loss: bool | Literal["auto"] = key("auto", _CHUNKED_LOSS, brim=True)
+    packing: bool | Literal["auto"] = key("auto", _PACKING)
     dropout_by_row: bool = key(False, _DROPOUT_BY_ROW, brim=True)
     skip_all_evaluation: bool = key(False, "Do not evaluate while training; early stopping is off then.")
     evaluate_training_set: bool = key(False, "Evaluate on the training split, too.")

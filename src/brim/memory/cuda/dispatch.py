@@ -21,6 +21,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import varlen
 from torch.nn.functional import pad
 
 from brim.memory.cuda.attention import (
@@ -144,6 +145,11 @@ def unpad_input(
     return flat[kept], key, value, kept, (cu_keys, cu_keys), (query_length, keys)
 
 
+def varlen_attn(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, *others: object, **options: object) -> Tensor:
+    """Stand in for PyTorch's attention of packed rows, which runs FlashAttention."""
+    return _apply(_Varlen, q, k, v, bounds)
+
+
 _dropout = functional.dropout
 
 
@@ -165,6 +171,7 @@ def cuda_kernels(target: CudaTarget) -> Iterator[None]:
             (functional, "softmax", softmax),
             (functional, "rms_norm", rms_norm),
             (functional, "grouped_mm", grouped_mm),
+            (varlen, "varlen_attn", varlen_attn),
             (torch, "dropout", lambda input, p, train: dropout(input, p, train)),
         ):
             stack.enter_context(patch.object(owner, name, stand_in))

@@ -120,7 +120,7 @@ def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: Trial
     if timed is not None:
         told_time += f", by which the run takes {training_words(plan)['seconds']}"
     return Launched(
-        cutter=ByLength(costs=proof.costs, cap_bytes=proof.cap_bytes, largest=request.task.largest),
+        cutter=request.task.cutter(proof.costs, cap_bytes=proof.cap_bytes),
         request=request,
         plan=plan,
         probes=tuple(proof.probes),
@@ -267,15 +267,14 @@ def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, tria
         request = request.bounded(found.size)
         task = request.task
     if plan is None or plan.costs is None:
-        cutter = ByRows(max_rows=found.size)
-        return Launched(cutter=cutter, request=request, plan=plan, probes=found.probes, told=told)
+        return Launched(cutter=ByRows(max_rows=found.size), request=request, plan=plan, probes=found.probes, told=told)
     assert plan.chosen is not None, "it has costs"
     chosen, costs = plan.chosen, plan.costs
     plan = replace(plan, effective_batch_size=request.length.largest_size, total_steps=request.length.total_steps)
     cap_bytes = int(np.ceil(costs.peak_bytes(found.size, task.longest)))
     plan = _taking(plan, task.recut(chosen, costs, costs, cap_bytes=cap_bytes), costs, request)
-    length_cutter = ByLength(costs=costs, cap_bytes=cap_bytes, largest=task.largest)
-    return Launched(cutter=length_cutter, request=request, plan=plan, probes=found.probes, told=told)
+    cutter = task.cutter(costs, cap_bytes=cap_bytes)
+    return Launched(cutter=cutter, request=request, plan=plan, probes=found.probes, told=told)
 
 
 def _tried(probes: Sequence[Probe]) -> str:

@@ -32,7 +32,7 @@ from brim.workflows.runs import flat, read_json
 # Choices that a plan or the model makes, in the order in which a run that is not resumed makes them.
 _SIZES = ("trainer.epochs", "trainer.effective_batch_size")
 _PLANNED = ("trainer.enable_gradient_checkpointing",)
-_KERNELS = ("model_parameters.attn_implementation", "trainer.chunked_loss")
+_KERNELS = ("model_parameters.attn_implementation", "trainer.chunked_loss", "trainer.packing")
 
 
 def write_head(
@@ -149,7 +149,7 @@ def with_plan_of(session: Session, checkpoint: Checkpoint, run: RunFolder) -> Se
 def _as_before(session: Session, checkpoint: Checkpoint | None, run: RunFolder, chosen: tuple[str, ...]) -> Session:
     if checkpoint is None:
         return session
-    before, now = flat(checkpoint.state["settings"]), flat(session.config.model_dump(mode="json"))
+    before, now = _settings_of(checkpoint), flat(session.config.model_dump(mode="json"))
     unset = tuple(_unset_sizes(session))
     kept = {
         key: before[key]
@@ -160,6 +160,11 @@ def _as_before(session: Session, checkpoint: Checkpoint | None, run: RunFolder, 
     began = "as the run was started"
     choices = [Choice(key=key, value=old, reason=reasons.get((key, old), began)) for key, old in kept.items()]
     return with_choices(session, choices)
+
+
+def _settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the settings that the run was begun with; nothing was packed before there was a key for it."""
+    return {"trainer.packing": False, **flat(checkpoint.state["settings"])}
 
 
 def _unset_sizes(session: Session) -> Iterator[str]:
@@ -209,6 +214,7 @@ _MAY_CHANGE = (
     "trainer.eval_batch_size",
     "trainer.enable_gradient_checkpointing",
     "trainer.chunked_loss",
+    "trainer.packing",
     "trainer.early_stop",
     "trainer.on_nonfinite",
 )
@@ -223,7 +229,7 @@ def _allowed_changes(config: Config, checkpoint: Checkpoint, run: RunFolder) -> 
 
     The checkpoint's own settings count, which its digests guard: config.yaml may have been edited, or damaged.
     """
-    before, now = flat(checkpoint.state["settings"]), flat(config.model_dump(mode="json"))
+    before, now = _settings_of(checkpoint), flat(config.model_dump(mode="json"))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     refused = [key for key in changed if not key.startswith((*_MAY_CHANGE, *_LENGTHS)) and not key.endswith(_OF_ROWS)]
     if refused:
@@ -254,7 +260,7 @@ def _with_length_of(
     Raises ConfigError where a run that had been started so long would not stand where this one does.
     """
     trainer, seed = config.finetune_trainer, config.random_seed
-    before, now = flat(checkpoint.state["settings"]), flat(config.model_dump(mode="json"))
+    before, now = _settings_of(checkpoint), flat(config.model_dump(mode="json"))
     changed = [key for key in _LENGTHS if before.get(key) != now[key]]
     if not changed:
         return checkpoint
