@@ -199,8 +199,17 @@ def log_of(recording, *parts):
         {"precision": "bf16-mixed", "enable_gradient_checkpointing": True, "chunked_loss": False},
         {"precision": "bf16-true", "enable_gradient_checkpointing": True, "chunked_loss": True, **LORA},
         {"precision": "bf16-mixed", "chunked_loss": True, "effective_batch_size": 2 * ROWS, **LORA},
+        {"precision": "bf16-mixed", "chunked_loss": True, "enable_gradient_checkpointing": True, "packing": True},
+        {"precision": "bf16-true", "packing": True, **LORA},
     ],
-    ids=["full", "checkpointed, whole logits", "lora, checkpointed, chunked loss", "lora, two micro-batches"],
+    ids=[
+        "full",
+        "checkpointed, whole logits",
+        "lora, checkpointed, chunked loss",
+        "lora, two micro-batches",
+        "packed, checkpointed",
+        "packed, lora",
+    ],
 )
 def test_fake_tensors_do_what_real_ones_do(llama, given):
     traced = workload_of(training(llama, **given), "train", target=None).training()

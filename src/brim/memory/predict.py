@@ -138,11 +138,10 @@ def ask(
     if phase == "generate" and resolution.config.output_features[0].labels:
         resolution = _with_length_of_labels(resolution, folder, trust_remote_code=given.trust_remote_code)
     architecture = read_architecture(folder, trust_remote_code=given.trust_remote_code)
-    layout = packing_choice(resolution.config, architecture, is_cuda=not target.is_cpu) if phase == "train" else None
-    choices = () if layout is None else (layout,)
+    resolution = _laid_out(resolution, architecture, target) if phase == "train" else resolution
     return Asked(
-        config=resolution.config if layout is None else resolution.config.having(layout.key, layout.value),
-        choices=(*_own_code(given, folder), *stored_choices(given, folder), *resolution.choices, *choices),
+        config=resolution.config,
+        choices=(*_own_code(given, folder), *stored_choices(given, folder), *resolution.choices),
         folder=folder,
         architecture=architecture,
         phase=phase,
@@ -161,6 +160,16 @@ def _with_length_of_labels(resolution: Resolution, folder: ModelFolder, *, trust
     except ModelError:
         return resolution
     return with_length_of_labels(resolution, encoder)
+
+
+def _laid_out(resolution: Resolution, architecture: PretrainedConfig, device: Device) -> Resolution:
+    """Return the resolution with the rows' layout chosen, where that is open."""
+    capability = None if device.is_cpu else device.capability or (8, 0)
+    choice = packing_choice(resolution.config, architecture, capability=capability)
+    if choice is None:
+        return resolution
+    config = resolution.config.having(choice.key, choice.value)
+    return replace(resolution, config=config, choices=(*resolution.choices, choice))
 
 
 def _own_code(config: Config, folder: ModelFolder) -> list[Choice]:

@@ -29,7 +29,7 @@ from brim.memory.loading import (
     with_loading,
 )
 from brim.memory.trace import Recording, Training, Workload, no_temporaries, traceable_optimizer
-from brim.models import LLM, PackedAttention, cast_products, equip, packed_rows, precision
+from brim.models import LLM, PackedAttention, PackedRows, cast_products, equip, precision
 from brim.models.folders import ModelFolder, open_adapter
 from brim.models.loss import next_token_loss, next_token_scores
 from brim.storage import sha256
@@ -323,9 +323,14 @@ def full_batch(rows: int, tokens: int) -> Batch:
 
 def full_pack(rows: int, tokens: int) -> Batch:
     """Return packed rows of equal length, with all tokens but each first one supervised; nothing fills them up."""
-    padded = full_batch(rows, tokens)
-    packed = packed_rows([tokens] * rows)
-    return replace(padded, input_ids=padded.input_ids.view(1, -1), num_logits=rows * tokens, packed=packed)
+    padded, num_tokens = full_batch(rows, tokens), rows * tokens
+    packed = PackedRows(
+        position_ids=torch.zeros(1, num_tokens, dtype=torch.int64),
+        bounds=torch.zeros(rows + 1, dtype=torch.int32),
+        lengths=(tokens,) * rows,
+        num_rows=rows,
+    )
+    return replace(padded, input_ids=padded.input_ids.view(1, -1), num_logits=num_tokens, packed=packed)
 
 
 def stored_dtype(folder: ModelFolder) -> torch.dtype:

@@ -187,17 +187,19 @@ def _keywords_of(function: Any) -> frozenset[str]:
 _SETTING = "trainer.packing"
 
 
-def packing_choice(config: Config, architecture: PretrainedConfig, *, is_cuda: bool) -> Choice | None:
-    """Say whether a training packs its rows; None where nothing is open. is_cuda: where it is to run.
+def packing_choice(
+    config: Config, architecture: PretrainedConfig, *, capability: tuple[int, int] | None
+) -> Choice | None:
+    """Say whether a training packs its rows; None where nothing is open. capability: of the GPU; None: not on a GPU.
 
     Raises ConfigError where packing is asked for and cannot be had.
     """
     trainer = config.trainer
     if not isinstance(trainer, FinetuneTrainer) or trainer.packing is False:
         return None
-    if trainer.packing == "auto" and not is_cuda:
+    if trainer.packing == "auto" and capability is None:
         return Choice(key=_SETTING, value=False, reason="on a CPU rows of like length, padded, are about as fast")
-    against, reason = _against(config, trainer, architecture, is_cuda=is_cuda), ""
+    against, reason = _against(config, trainer, architecture, capability), ""
     if against is None:
         fit = _fit_of(architecture, trust_remote_code=config.trust_remote_code)
         against, reason = None if fit.is_fit else f"its architecture cannot: {fit.reason}", fit.reason
@@ -208,22 +210,30 @@ def packing_choice(config: Config, architecture: PretrainedConfig, *, is_cuda: b
     return Choice(key=_SETTING, value=against is None, reason=against or reason)
 
 
-def _against(config: Config, trainer: FinetuneTrainer, architecture: PretrainedConfig, *, is_cuda: bool) -> str | None:
+_AMPERE = (8, 0)
+
+
+def _against(
+    config: Config, trainer: FinetuneTrainer, architecture: PretrainedConfig, capability: tuple[int, int] | None
+) -> str | None:
     """Return what else in a configuration speaks against packed rows."""
     attention = config.model_parameters.attn_implementation
     if attention not in ("auto", "sdpa"):
         return f"attn_implementation is {attention}"
     if trainer.dropout_by_row and config.adapter is not None and config.adapter.dropout:
         return "trainer.dropout_by_row draws for padded rows"
-    if not is_cuda:
+    if capability is None:
         return None
+    if capability < _AMPERE:
+        return "PyTorch's attention for rows of several lengths takes a GPU of compute capability 8.0 or more"
     if config.precision == "fp32":
         return "in 32 bits PyTorch has no attention for rows of several lengths on a GPU"
     own = [name for name in own_dropout(architecture.to_dict()) if name.startswith("att")]
     if own:
         return f"the base model's {own[0]} is not 0"
     text = architecture.get_text_config()
-    queries = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads = getattr(text, "num_attention_heads", None)
+    queries = getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else 0)
     if max(queries, getattr(text, "v_head_dim", 0)) > _WIDEST_HEAD or hasattr(text, "kv_lora_rank"):
         return "its heads have widths that PyTorch's attention for rows of several lengths does not take"
     return None

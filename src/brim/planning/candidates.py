@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from brim.batching import ByLength, Costs, Packed, Totals, cut_totals
+from brim.batching import ByLength, Costs, Packed, Shape as MicroBatchShape, Totals, cut_totals
 from brim.memory.devices import Budget
 from brim.planning.costs import BoundBy, Shape
-from brim.planning.plan import Candidate, Way
+from brim.planning.plan import Candidate, Way, shape_in_words
 from brim.units import format_bytes, format_count, format_seconds
 
 _MOST_ROUNDS = 3  # the allocator's overhead depends on the shapes, which depend on the cap, which depends on it
@@ -38,6 +38,10 @@ class Task:
     @property
     def longest(self) -> int:
         return int(self.lengths.max())
+
+    def in_words(self, shape: MicroBatchShape) -> str:
+        """Describe a micro-batch."""
+        return shape_in_words(shape.rows, shape.padded_length, is_packed=self.is_packed)
 
     def epoch(self, costs: Costs, *, cap_bytes: int) -> Totals:
         """Partition an epoch's effective batches. Raises RowTooLongError."""
@@ -108,8 +112,7 @@ def candidate(known: WayCosts, task: Task, budget: Budget) -> Candidate:
     return Candidate(
         way=known.way,
         fits=True,
-        reason=f"its largest micro-batch, {widest.rows:,} × {widest.padded_length:,} tokens, makes "
-        f"{format_bytes(total_bytes)} in all",
+        reason=f"its largest micro-batch, {task.in_words(widest)}, makes {format_bytes(total_bytes)} in all",
         single_row_bytes=_alone_in_all(known, task, budget, cap),
         total_bytes=total_bytes,
         cap_bytes=cap.num_bytes,
@@ -173,7 +176,7 @@ def _misfit(known: WayCosts, task: Task, cap: _Cap) -> str | None:
         return f"the longest row, {format_count(task.longest, 'token')}, takes {format_bytes(alone_bytes)}, {there}"
     widest = cap.totals.widest
     if widest.peak_bytes > cap.num_bytes:
-        return f"{widest.rows:,} × {widest.padded_length:,} tokens take {format_bytes(widest.peak_bytes)}, {there}"
+        return f"{task.in_words(widest)} take {format_bytes(widest.peak_bytes)}, {there}"
     return None
 
 

@@ -272,6 +272,11 @@ class TrainingPlan:
         return self.smallest_batch_size not in (None, self.effective_batch_size)
 
     @property
+    def is_packed(self) -> bool:
+        """Return whether the rows of a micro-batch are one sequence, without padding."""
+        return self.costs is not None and self.costs.multiple > 1
+
+    @property
     def steps_per_epoch(self) -> int:
         """Return the updates in one pass over the rows, of the most rows they have; the last takes what is left."""
         return -(-self.lengths.num_rows // self.effective_batch_size)
@@ -296,6 +301,11 @@ class TrainingPlan:
         if not saved.keys() <= {each.name for each in fields(cls)}:
             raise ValueError("the plan was written by another version")
         return _adapter().validate_python(saved)
+
+
+def shape_in_words(rows: int, tokens: int, *, is_packed: bool) -> str:
+    """Describe a micro-batch: rows × tokens, or the tokens of packed rows."""
+    return f"{rows * tokens:,} packed tokens" if is_packed else f"{rows:,} × {tokens:,} tokens"
 
 
 @cache

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from brim.errors import Problem
 from brim.memory.devices import Budget
 from brim.notes import Note, planned, warning
-from brim.planning.plan import ForwardPlan, GenerationPlan, TrainingPlan, Unplanned
+from brim.planning.plan import ForwardPlan, GenerationPlan, TrainingPlan, Unplanned, shape_in_words
 from brim.units import format_bytes, format_count, format_seconds
 
 
@@ -131,7 +131,7 @@ def _facts(plan: TrainingPlan) -> Iterator[Note]:
     number = f"{chosen.micro_batches_per_step:.1f}".removesuffix(".0")
     micro_batches = "micro-batch" if number == "1" else "micro-batches"
     cut = f"{words.get('schedule', 'updates of ' + words['batch'])}, each in {number} {micro_batches}"
-    cut += f" of up to {rows:,} × {tokens:,} tokens"
+    cut += f" of up to {shape_in_words(rows, tokens, is_packed=plan.is_packed)}"
     yield planned("batch", f"{cut}, {chosen.padding_in_words} padding{source}", short=cut)
     peak = format_bytes(chosen.total_bytes or 0)
     short = f"{peak} of {format_bytes(plan.budget.limit_bytes)}; {chosen.way}"

@@ -83,7 +83,7 @@ _MOST_ROWS_SHOWN = 10
 _CHOSEN = "→"
 
 
-_PLAN_LEGEND = "widest: rows × tokens; GiB: needed in all; cuts: micro-batches a step"
+_PLAN_LEGEND = "widest: {}; GiB: needed in all; cuts: micro-batches a step"
 
 
 def _training_table(plan: TrainingPlan, *, title: str) -> RenderableType:
@@ -94,7 +94,7 @@ def _training_table(plan: TrainingPlan, *, title: str) -> RenderableType:
         *_lengths(plan.lengths),
         Text(),
         _candidates(plan),
-        Text(_PLAN_LEGEND, style="dim"),
+        Text(_PLAN_LEGEND.format("tokens, packed" if plan.is_packed else "rows × tokens"), style="dim"),
         *(
             [Text(f"a step, an epoch: updates of {format_count(plan.effective_batch_size, 'row')}", style="dim")]
             * plan.batch_moves
@@ -186,7 +186,7 @@ def _figures(plan: TrainingPlan, candidate: Candidate) -> Iterator[str]:
         yield from ("", "", "too large")
         return
     rows, tokens = candidate.widest or (0, 0)
-    yield f"{rows:,} × {tokens:,}"
+    yield f"{rows * tokens:,}" if plan.is_packed else f"{rows:,} × {tokens:,}"
     yield gib(candidate.total_bytes or 0)
     yield candidate.padding_in_words
     yield "" if candidate.micro_batches_per_step is None else f"{candidate.micro_batches_per_step:.1f}"

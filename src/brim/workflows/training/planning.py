@@ -277,7 +277,8 @@ def _laid_out(session: Session, say: Say) -> Session:
     """Return the session with its rows' layout chosen, where that is open."""
     config, folder = session.config, session.folder
     architecture = read_architecture(folder, trust_remote_code=config.trust_remote_code)
-    choice = packing_choice(config, architecture, is_cuda=session.device.type == "cuda")
+    capability = torch.cuda.get_device_capability(session.device) if session.device.type == "cuda" else None
+    choice = packing_choice(config, architecture, capability=capability)
     if choice is None:
         return session
     for line in choice_notes([choice]):
