@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from tests.batching.cost_examples import costs, linear_costs, rising_surfaces
 
-from brim.batching import MULTIPLE, Packed, cut_totals, cutter_of
+from brim.batching import MULTIPLE, cut_totals, cutter_of
 from brim.batching.bins import fewest_bins
+from brim.batching.microbatch import Packed
 from brim.batching.partition import RowTooLongError
 
 LENGTHS = st.lists(st.integers(1, 120), min_size=1, max_size=40)
@@ -98,7 +99,7 @@ def test_totals_are_those_of_cutting_batch_by_batch(lengths, batch_size, share):
     cap_bytes = room_for(some, lengths, share)
     cutter = Packed(costs=some, cap_bytes=cap_bytes)
     steps = [cutter.cut(lengths[start : start + batch_size]) for start in range(0, len(lengths), batch_size)]
-    found = cut_totals(lengths, batch_size, costs=some, cap_bytes=cap_bytes, is_packed=True)
+    found = cut_totals(lengths, batch_size, costs=some, cap_bytes=cap_bytes)
     parts = [part for step in steps for part in step]
     assert (found.num_steps, found.num_micro_batches) == (len(steps), len(parts))
     assert found.seconds == pytest.approx(sum(part.seconds for part in parts))
@@ -111,4 +112,4 @@ def test_totals_are_those_of_cutting_batch_by_batch(lengths, batch_size, share):
 
 def test_totals_name_a_row_that_does_not_fit():
     with pytest.raises(RowTooLongError, match="row 1 of 300 tokens"):
-        cut_totals([20, 300], 2, costs=packed_costs(), cap_bytes=1000 + 10 * 128, is_packed=True)
+        cut_totals([20, 300], 2, costs=packed_costs(), cap_bytes=1000 + 10 * 128)

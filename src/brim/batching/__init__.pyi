@@ -16,7 +16,7 @@ from .microbatch import (
     CapChange as CapChange,
     Cutter as Cutter,
     MicroBatch as MicroBatch,
-    Packed as Packed,
+    by_costs as by_costs,
     cutter_of as cutter_of,
 )
 from .partition import Shape as Shape, Totals as Totals, cut_totals as cut_totals

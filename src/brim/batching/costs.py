@@ -27,7 +27,7 @@ class Costs:
     gradients and the optimizer's state beside it. static_bytes: what of it is there whatever the shape.
     scale: measured over predicted, of what the shape adds to static_bytes; 1.0 until something has been measured.
     time: seconds of a micro-batch's forward and backward pass.
-    multiple: of it are the tokens of a micro-batch, which is filled up.
+    multiple: of it are the tokens of packed rows, which are filled up; 1: rows are padded.
     """
 
     peak: Surface
@@ -35,6 +35,11 @@ class Costs:
     time: Surface
     scale: float = 1.0
     multiple: int = 1
+
+    @property
+    def is_packed(self) -> bool:
+        """Return whether the rows of a micro-batch are one sequence, without padding."""
+        return self.multiple > 1
 
     def peak_bytes(self, rows: ArrayLike, length: ArrayLike) -> NDArray[np.float64]:
         """Predict the peak of `rows` rows of `length` tokens, padding included; shapes broadcast."""
@@ -47,7 +52,7 @@ class Costs:
 
     def _filled_up(self, rows: ArrayLike, length: ArrayLike) -> NDArray[np.float64]:
         """Return the rows of this length that have as many tokens as the micro-batch, filled up."""
-        if self.multiple == 1:
+        if not self.is_packed:
             return np.asarray(rows, dtype=np.float64)
         tokens = np.asarray(rows, dtype=np.float64) * np.asarray(length)
         filled: NDArray[np.float64] = np.ceil(np.round(tokens / self.multiple, 6)) * self.multiple

@@ -24,13 +24,16 @@ from brim.batching.partition import Terms, borders
 
 def cutter_of(state: Mapping[str, Any]) -> Cutter:
     """Return the cutter whose `state` this is, as it was then."""
-    if state["kind"] == ByRows.kind:
-        cutter: Cutter = ByRows(max_rows=1)
-    else:
-        kind = Packed if state["kind"] == Packed.kind else ByLength
-        cutter = kind(costs=Costs.from_dict(state["costs"]), cap_bytes=0)
+    is_by_rows = state["kind"] == ByRows.kind
+    cutter = ByRows(max_rows=1) if is_by_rows else by_costs(Costs.from_dict(state["costs"]), cap_bytes=0)
     cutter.restore(state)
     return cutter
+
+
+def by_costs(costs: Costs, *, cap_bytes: int, largest: bool = False) -> ByLength:
+    """Return what partitions rows by these costs, padded or packed, under a cap on allocated bytes."""
+    kind = Packed if costs.is_packed else ByLength
+    return kind(costs=costs, cap_bytes=cap_bytes, largest=largest)
 
 
 # The share of the bytes that the shape adds which is left after memory ran out. Two such steps leave less than a half,

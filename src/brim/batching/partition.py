@@ -71,12 +71,11 @@ def cut_totals(
     largest: bool = False,
     lone_rows_may_exceed: bool = False,
     fixed_rows: int | None = None,
-    is_packed: bool = False,
 ) -> Totals:
-    """Add up the micro-batches of `ByLength.cut`, effective batch by effective batch; the last may be smaller.
+    """Add up the micro-batches of `by_costs(…).cut`, effective batch by effective batch; the last may be smaller.
 
     lengths: tokens of each of at least one row, in the order in which they are consumed. fixed_rows: of `cut_by_rows`
-    with so many rows instead, whatever the cap. is_packed: of `Packed.cut` instead.
+    with so many rows instead, whatever the cap.
     O(n · widest micro-batch) up to MOST_ROWS_FOR_ALL_PAIRS rows a batch, for many batches at a time; beyond them
     O(n log n), one after the other.
 
@@ -88,7 +87,7 @@ def cut_totals(
         num_steps = [len(batches), len(rest)]
         return _totals([_by_rows(each, fixed_rows) for each in (batches, rest)], num_steps, num_steps, tokens, costs)
     terms = Terms(costs=costs, cap_bytes=cap_bytes, largest=largest, lone_rows_may_exceed=lone_rows_may_exceed)
-    if is_packed:
+    if costs.is_packed:
         return _packed_totals(terms, tokens, batches, rest)
     distinct = np.unique(tokens)
     _require_each_fits(terms, tokens, distinct[terms.widths(distinct, most=1) == 0])

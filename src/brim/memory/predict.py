@@ -138,7 +138,7 @@ def ask(
     if phase == "generate" and resolution.config.output_features[0].labels:
         resolution = _with_length_of_labels(resolution, folder, trust_remote_code=given.trust_remote_code)
     architecture = read_architecture(folder, trust_remote_code=given.trust_remote_code)
-    resolution = _laid_out(resolution, architecture, target) if phase == "train" else resolution
+    resolution = _laid_out(resolution, architecture, target)
     return Asked(
         config=resolution.config,
         choices=(*_own_code(given, folder), *stored_choices(given, folder), *resolution.choices),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -29,7 +29,7 @@ from brim.memory.loading import (
     with_loading,
 )
 from brim.memory.trace import Recording, Training, Workload, no_temporaries, traceable_optimizer
-from brim.models import LLM, PackedAttention, PackedRows, cast_products, equip, precision
+from brim.models import LLM, PackedAttention, PackedRows, cast_products, equip, passing, precision
 from brim.models.folders import ModelFolder, open_adapter
 from brim.models.loss import next_token_loss, next_token_scores
 from brim.storage import sha256
@@ -123,7 +123,8 @@ class ConfigWorkload:
 
     def evaluation(self) -> Workload:
         """Return the workload that scores a batch of rows with answers."""
-        return replace(self._workload(full_batch), run=self._evaluate)
+        batch = full_pack if self._config.trainer.packing is True else full_batch
+        return replace(self._workload(batch), run=self._evaluate)
 
     def generation(self) -> Workload:
         """Return the workload of prompts and the first tokens that follow them."""
@@ -245,15 +246,19 @@ class ConfigWorkload:
     def _micro_batch(self, model: nn.Module, batch: Batch) -> None:
         assert self._llm is not None
         num_rows, num_tokens = batch.input_ids.shape
-        dropout, packed = self._llm.row_dropout, batch.packed
+        dropout = self._llm.row_dropout
         with ExitStack() as stack:
             if dropout is not None:
                 stack.enter_context(dropout.of_rows(range(num_rows), [num_tokens] * num_rows, step=0))
-            if packed is not None:
-                stack.enter_context(PackedAttention(model, is_cuda=self.has_cuda).of(packed))
+            stack.enter_context(self._passing(model, batch))
             with self._precision.autocast(_CPU):
                 loss = next_token_loss(model, batch, head=self._llm.head) / batch.targets.numel()
             loss.backward()  # type: ignore[no-untyped-call]
+
+    def _passing(self, model: nn.Module, batch: Batch) -> AbstractContextManager[None]:
+        """Return the context in which rows pass, as the target would have them attend."""
+        attention = None if batch.packed is None else PackedAttention(model, is_cuda=self.has_cuda)
+        return passing(attention, batch.packed)
 
     def _update(self, weights: Sequence[Parameter], optimizer: Optimizer) -> None:
         trainer = self._config.trainer
@@ -265,7 +270,7 @@ class ConfigWorkload:
     def _evaluate(self, model: nn.Module, batch: Batch, begin: Callable[[str], None]) -> None:
         assert self._llm is not None
         begin("evaluate")
-        with torch.no_grad(), self._precision.autocast(_CPU, keeps_copies=False):
+        with torch.no_grad(), self._passing(model, batch), self._precision.autocast(_CPU, keeps_copies=False):
             next_token_scores(model, batch, head=self._llm.head)
 
     def _generate(self, model: nn.Module, batch: PromptBatch, begin: Callable[[str], None]) -> None:

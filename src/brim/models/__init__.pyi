@@ -27,6 +27,7 @@ from .packed import (
     packed_rows as packed_rows,
     packing_choice as packing_choice,
     packing_fit as packing_fit,
+    passing as passing,
 )
 from .quantization import (
     require_bitsandbytes as require_bitsandbytes,

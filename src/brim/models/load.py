@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -29,7 +29,7 @@ from brim.models.adapters import RowDropout, add_adapter, attention_choice, drop
 from brim.models.device import Precision, cast_products, precision
 from brim.models.folders import Initialize, ModelFolder
 from brim.models.loss import LogitHead, NoLogitHead, chunk_rows, logit_head
-from brim.models.packed import PackedAttention, PackedRows
+from brim.models.packed import PackedAttention
 from brim.models.quantization import quantization_for, require_bitsandbytes, settle_layers, without_quantization
 from brim.notes import Note, planned
 from brim.units import format_bytes, format_count, format_parameters
@@ -48,15 +48,8 @@ class LLM:
     precision: Precision
     head: LogitHead | None = None  # the loss is computed in chunks; None: all logits are in memory at once
     row_dropout: RowDropout | None = None  # the adapter's dropout is drawn by row; None: as PyTorch draws it, or none
-    packed: PackedAttention | None = None  # training packs its rows; None: they are padded
+    packed: PackedAttention | None = None  # rows are packed; None: they are padded
     choices: tuple[Choice, ...] = ()  # what could only be chosen once the model was there
-
-    def passing(self, rows: PackedRows | None) -> AbstractContextManager[None]:
-        """Return the context in which rows pass forward and backward. rows: None for padded ones."""
-        if rows is None:
-            return nullcontext()
-        assert self.packed is not None, "packed rows want their attention"
-        return self.packed.of(rows)
 
     @property
     def held_bytes(self) -> int:
@@ -154,7 +147,7 @@ def equip(model: PreTrainedModel, config: Config, folder: ModelFolder, device: t
         model = cast(Any, add_adapter(model, config.adapter, seed=config.random_seed, trainable=trainable))
     head, choices = chunked_head(config.trainer.chunked_loss, model)
     by_row = trainer is not None and trainer.dropout_by_row and config.adapter is not None
-    is_packed = trainer is not None and trainer.packing is True  # without a plan, `auto` is off
+    is_packed = config.trainer.packing is True  # where it is not resolved, `auto` is off
     return LLM(
         model=model,
         folder=folder,

@@ -16,7 +16,7 @@ import importlib.metadata
 import inspect
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -77,6 +77,11 @@ class PackedAttention:
             for config, value in zip(self._configs, before, strict=True):
                 setattr(config, _KEY, value)
                 delattr(config, _ROWS)
+
+
+def passing(attention: PackedAttention | None, rows: PackedRows | None) -> AbstractContextManager[None]:
+    """Return the context in which rows pass forward and backward; nothing is to be done for padded ones (None)."""
+    return nullcontext() if attention is None or rows is None else attention.of(rows)
 
 
 _KEY = "_attn_implementation_internal"  # the public property would go through all sub-configurations, at each pass
@@ -190,16 +195,16 @@ _SETTING = "trainer.packing"
 def packing_choice(
     config: Config, architecture: PretrainedConfig, *, capability: tuple[int, int] | None
 ) -> Choice | None:
-    """Say whether a training packs its rows; None where nothing is open. capability: of the GPU; None: not on a GPU.
+    """Say whether rows are packed; None where nothing is open. capability: of the GPU; None: not on a GPU.
 
     Raises ConfigError where packing is asked for and cannot be had.
     """
     trainer = config.trainer
-    if not isinstance(trainer, FinetuneTrainer) or trainer.packing is False:
+    if trainer.packing is False:
         return None
     if trainer.packing == "auto" and capability is None:
         return Choice(key=_SETTING, value=False, reason="on a CPU rows of like length, padded, are about as fast")
-    against, reason = _against(config, trainer, architecture, capability), ""
+    against, reason = _against(config, architecture, capability), ""
     if against is None:
         fit = _fit_of(architecture, trust_remote_code=config.trust_remote_code)
         against, reason = None if fit.is_fit else f"its architecture cannot: {fit.reason}", fit.reason
@@ -213,14 +218,17 @@ def packing_choice(
 _AMPERE = (8, 0)
 
 
-def _against(
-    config: Config, trainer: FinetuneTrainer, architecture: PretrainedConfig, capability: tuple[int, int] | None
-) -> str | None:
+def _against(config: Config, architecture: PretrainedConfig, capability: tuple[int, int] | None) -> str | None:
     """Return what else in a configuration speaks against packed rows."""
-    attention = config.model_parameters.attn_implementation
+    attention, trainer = config.model_parameters.attn_implementation, config.trainer
     if attention not in ("auto", "sdpa"):
         return f"attn_implementation is {attention}"
-    if trainer.dropout_by_row and config.adapter is not None and config.adapter.dropout:
+    if (
+        isinstance(trainer, FinetuneTrainer)
+        and trainer.dropout_by_row
+        and config.adapter is not None
+        and config.adapter.dropout
+    ):
         return "trainer.dropout_by_row draws for padded rows"
     if capability is None:
         return None

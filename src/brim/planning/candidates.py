@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from brim.batching import ByLength, Costs, Packed, Shape as MicroBatchShape, Totals, cut_totals
+from brim.batching import Costs, Shape as MicroBatchShape, Totals, cut_totals
 from brim.memory.devices import Budget
 from brim.planning.costs import BoundBy, Shape
 from brim.planning.plan import Candidate, Way, shape_in_words
@@ -33,15 +33,10 @@ class Task:
     effective_batch_size: int  # the most that a step has
     fixed_rows: int | None  # rows of each micro-batch, where the configuration says so; None: by length
     largest: bool  # the largest micro-batches instead of the fastest
-    is_packed: bool = False  # a micro-batch is one sequence, without padding
 
     @property
     def longest(self) -> int:
         return int(self.lengths.max())
-
-    def in_words(self, shape: MicroBatchShape) -> str:
-        """Describe a micro-batch."""
-        return shape_in_words(shape.rows, shape.padded_length, is_packed=self.is_packed)
 
     def epoch(self, costs: Costs, *, cap_bytes: int) -> Totals:
         """Partition an epoch's effective batches. Raises RowTooLongError."""
@@ -52,13 +47,7 @@ class Task:
             cap_bytes=cap_bytes,
             largest=self.largest,
             fixed_rows=self.fixed_rows,
-            is_packed=self.is_packed,
         )
-
-    def cutter(self, costs: Costs, *, cap_bytes: int) -> ByLength:
-        """Return what partitions the run's batches."""
-        kind = Packed if self.is_packed else ByLength
-        return kind(costs=costs, cap_bytes=cap_bytes, largest=self.largest)
 
     def recut(self, taken: Candidate, before: Costs, now: Costs, *, cap_bytes: int) -> Candidate:
         """Return a candidate that fits, once the device has shown other costs or another cap. before: its costs."""
@@ -112,7 +101,7 @@ def candidate(known: WayCosts, task: Task, budget: Budget) -> Candidate:
     return Candidate(
         way=known.way,
         fits=True,
-        reason=f"its largest micro-batch, {task.in_words(widest)}, makes {format_bytes(total_bytes)} in all",
+        reason=f"its largest micro-batch, {_in_words(widest, known)}, makes {format_bytes(total_bytes)} in all",
         single_row_bytes=_alone_in_all(known, task, budget, cap),
         total_bytes=total_bytes,
         cap_bytes=cap.num_bytes,
@@ -176,8 +165,12 @@ def _misfit(known: WayCosts, task: Task, cap: _Cap) -> str | None:
         return f"the longest row, {format_count(task.longest, 'token')}, takes {format_bytes(alone_bytes)}, {there}"
     widest = cap.totals.widest
     if widest.peak_bytes > cap.num_bytes:
-        return f"{task.in_words(widest)} take {format_bytes(widest.peak_bytes)}, {there}"
+        return f"{_in_words(widest, known)} take {format_bytes(widest.peak_bytes)}, {there}"
     return None
+
+
+def _in_words(shape: MicroBatchShape, known: WayCosts) -> str:
+    return shape_in_words(shape.rows, shape.padded_length, is_packed=known.costs.is_packed)
 
 
 def _unfit(known: WayCosts, task: Task, budget: Budget, cap: _Cap, reason: str) -> Candidate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -39,7 +40,9 @@ def plan_forward(
     """
     config = session.config
     if beside_bytes is None:  # the model is loaded only to be run
-        config = config.model_copy(update={"trainer": NoTrainer(chunked_loss=config.trainer.chunked_loss)})
+        config = config.model_copy(
+            update={"trainer": NoTrainer(chunked_loss=config.trainer.chunked_loss, packing=config.trainer.packing)}
+        )
     request = ForwardRequest(
         **ForwardRequest.at_hand(session),
         config=config,
@@ -64,6 +67,7 @@ def _in_closed_form(request: ForwardRequest, budget: Budget, traces: Traces) -> 
         return None
     static_bytes = (request.held_bytes or bound.weight_bytes) + (request.beside_bytes or 0)
     costs = bound.scoring(request.lengths, static_bytes=static_bytes, speed=traces.speed)
+    costs = replace(costs, multiple=request.multiple)
     usual = int(np.median(request.lengths))
     plan = forward_plan(
         request.lengths,
@@ -87,6 +91,7 @@ def _traced(request: ForwardRequest, budget: Budget, traces: Traces) -> ForwardP
         cap_bytes=budget.reserved_bytes - beside_bytes,
         context_length=request.folder.context_length,
     )
+    costs = replace(costs, multiple=request.multiple)
 
     def partitioned(costs: Costs) -> ForwardPlan:
         return forward_plan(

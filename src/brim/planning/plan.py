@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import TypeAdapter
 
-from brim.batching import ByLength, Costs
+from brim.batching import ByLength, Costs, by_costs
 from brim.infer.engines import CacheCosts, CacheShape, FixedRoom, MemoryRoom, Room
 from brim.memory.devices import Budget
 from brim.planning.costs import BoundBy, Shape
@@ -150,7 +150,7 @@ class ForwardPlan:
 
     def cutter(self) -> ByLength:
         """Return what divides the rows into batches."""
-        return ByLength(costs=self.costs, cap_bytes=self.cap_bytes, largest=self.largest)
+        return by_costs(self.costs, cap_bytes=self.cap_bytes, largest=self.largest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +274,7 @@ class TrainingPlan:
     @property
     def is_packed(self) -> bool:
         """Return whether the rows of a micro-batch are one sequence, without padding."""
-        return self.costs is not None and self.costs.multiple > 1
+        return self.costs is not None and self.costs.is_packed
 
     @property
     def steps_per_epoch(self) -> int:

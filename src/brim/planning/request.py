@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from brim.batching import MULTIPLE
 from brim.config import EFFECTIVE, Choice, ways_given, with_effective_rows
 from brim.config.schema import Config, FinetuneTrainer
 from brim.config.text import dotted
@@ -79,6 +80,11 @@ class Request:
     def trains(self) -> bool:
         """Return whether there will be a backward pass."""
         return False
+
+    @property
+    def multiple(self) -> int:
+        """Return the multiple to which packed rows are filled up; 1: rows are padded."""
+        return MULTIPLE if self.config.trainer.packing is True else 1
 
     @property
     def own_facts(self) -> dict[str, Any]:
@@ -188,7 +194,6 @@ class PlanRequest(Request):
             effective_batch_size=effective,
             fixed_rows=None if batch_size == "auto" else min(batch_size, effective),
             largest=self.trainer.use_maximum_batch_size,
-            is_packed=self.trainer.packing is True,
         )
 
     @property

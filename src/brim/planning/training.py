@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from brim.batching import MULTIPLE, Costs
+from brim.batching import Costs
 from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer
 from brim.memory import what_helps
@@ -198,8 +198,8 @@ def traced(
         traces.save()
     if traces.note is not None:
         say(traces.note)
-    multiple = MULTIPLE if task.is_packed else 1
-    costs = Costs(peak=peak, static_bytes=basics["static"], time=time.surface, scale=scale, multiple=multiple)
+    static_bytes = basics["static"]
+    costs = Costs(peak=peak, static_bytes=static_bytes, time=time.surface, scale=scale, multiple=request.multiple)
 
     def overhead(of: Sequence[Shape]) -> int:
         with request.tracing():

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from brim.batching import NUM_GROUPS, GradientStep, NoiseMeasurement, Part, StepOutcome
 from brim.batching.memory import OutOfMemory, attempt, random_states, restore_random_states
 from brim.data.tokens import TokenRow, collate, pack
-from brim.models import LLM
+from brim.models import LLM, passing
 from brim.models.loss import next_token_loss
 from brim.train.job import TrainJob
 
@@ -239,7 +239,7 @@ class MicroBatchPass:
         """
         llm = self.llm
         batch = (collate if llm.packed is None else pack)(rows, pad_id=self.pad_id).to(llm.device)
-        with self._dropout_of(rows, step), llm.passing(batch.packed):
+        with self._dropout_of(rows, step), passing(llm.packed, batch.packed):
             with llm.precision.autocast(llm.device):
                 loss = next_token_loss(
                     llm.model, batch, head=llm.head, gradient_scale=self._gradient_scale(num_supervised)

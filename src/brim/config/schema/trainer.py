@@ -167,6 +167,7 @@ class NoTrainer(Section):
     validation_field: Text | None = key(None, _NO_EFFECT)
     validation_metric: Metric | None = key(None, _NO_EFFECT)
     chunked_loss: bool | Literal["auto"] = key("auto", _CHUNKED_LOSS, brim=True)
+    packing: bool | Literal["auto"] = key("auto", _PACKING)
     skip_all_evaluation: bool = key(False, "Do not evaluate on the splits.")
     evaluate_training_set: bool = key(False, "Evaluate on the training split, too.")
 

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from brim.data.tokens import TokenRow, TokenRows, collate
+from brim.data.tokens import TokenRow, TokenRows, collate, pack
 from brim.infer.engines import Batches, Response, RowsAtOnce, longest_first
 from brim.infer.metrics.answers import Floats, Measure
-from brim.models import Precision
+from brim.models import PackedAttention, Precision, passing
 from brim.models.loss import LogitHead, next_token_scores, target_logits
 
 _MOST_TOKENS = 4096
@@ -145,12 +145,14 @@ def score_rows(
     device: torch.device,
     precision: Precision,
     head: LogitHead | None = None,
+    packed: PackedAttention | None = None,
     on_batch: Callable[[int], None] = lambda rows: None,
 ) -> Scores:
     """Score each row under teacher forcing, without gradients; the model's training mode is left as it was.
 
     Rows of like length share a batch, and fewer of them once memory has run out. Logits are reduced where they arise;
-    in chunks, where the model's head is given. on_batch: called with how many more rows are done.
+    in chunks, where the model's head is given. packed: the attention of packed rows; None: rows are padded.
+    on_batch: called with how many more rows are done.
     Raises OutOfMemoryError when a row alone runs out of memory.
     """
     num_rows = len(rows)
@@ -158,8 +160,8 @@ def score_rows(
     num_correct, num_supervised = np.zeros(num_rows, dtype=np.int64), np.zeros(num_rows, dtype=np.int64)
 
     def score(positions: NDArray[np.intp]) -> None:
-        batch = collate([rows[int(i)] for i in positions], pad_id=pad_id).to(device)
-        with torch.no_grad(), precision.autocast(device, keeps_copies=False):
+        batch = (collate if packed is None else pack)([rows[int(i)] for i in positions], pad_id=pad_id).to(device)
+        with torch.no_grad(), passing(packed, batch.packed), precision.autocast(device, keeps_copies=False):
             scores = next_token_scores(model, batch, head=head)
         loss[positions] = scores.loss.cpu().numpy()
         num_correct[positions] = scores.num_correct.cpu().numpy()

@@ -96,5 +96,6 @@ def scored(
         device=llm.device,
         precision=llm.precision,
         head=llm.head,
+        packed=llm.packed,
         on_batch=on_batch,
     )

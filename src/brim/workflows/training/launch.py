@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from brim.batching import ByLength, ByRows, Costs, Cutter, MicroBatch, Shape
+from brim.batching import ByLength, ByRows, Costs, Cutter, MicroBatch, Shape, by_costs
 from brim.batching.memory import (
     AddressSpacePeak,
     Counts,
@@ -120,7 +120,7 @@ def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: Trial
     if timed is not None:
         told_time += f", by which the run takes {training_words(plan)['seconds']}"
     return Launched(
-        cutter=request.task.cutter(proof.costs, cap_bytes=proof.cap_bytes),
+        cutter=by_costs(proof.costs, cap_bytes=proof.cap_bytes, largest=request.task.largest),
         request=request,
         plan=plan,
         probes=tuple(proof.probes),
@@ -273,7 +273,7 @@ def _searched(how: Search, plan: TrainingPlan | None, request: PlanRequest, tria
     plan = replace(plan, effective_batch_size=request.length.largest_size, total_steps=request.length.total_steps)
     cap_bytes = int(np.ceil(costs.peak_bytes(found.size, task.longest)))
     plan = _taking(plan, task.recut(chosen, costs, costs, cap_bytes=cap_bytes), costs, request)
-    cutter = task.cutter(costs, cap_bytes=cap_bytes)
+    cutter = by_costs(costs, cap_bytes=cap_bytes, largest=task.largest)
     return Launched(cutter=cutter, request=request, plan=plan, probes=found.probes, told=told)
 
 
