@@ -11,7 +11,7 @@ from tests.infer.families import ON_CPU, build, rows_of, runs_out
 from brim.errors import InputError
 from brim.infer import VectorStore, collect_activations, first_vectors, named_layers
 from brim.infer.engines import RowsAtOnce
-from brim.models import precision
+from brim.models import PackedAttention, precision
 
 
 def collect(model, rows, layers, *, pooling="mean", normalize=False, batches=4, **how):
@@ -58,6 +58,8 @@ def test_batches_equal_one_row_alone(model, prompts, pooling):
     for batches in (1, 4, 64):
         found = collect(model, prompts, [0, "last", "lm_head"], pooling=pooling, batches=batches)
         assert_near(found, expected)
+    packed = PackedAttention(model)
+    assert_near(collect(model, prompts, [0, "last", "lm_head"], pooling=pooling, batches=4, packed=packed), expected)
     unit = collect(model, prompts, ["last"], pooling=pooling, normalize=True, batches=64)["last"]
     np.testing.assert_allclose(unit, found["last"] / np.linalg.norm(found["last"], axis=1, keepdims=True), rtol=1e-5)
 

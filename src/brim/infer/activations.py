@@ -20,13 +20,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import normalize as to_unit_length
+from torch.nn.utils.rnn import pad_sequence
 
 from brim.config.text import misspelt
-from brim.data.tokens import TokenRows, collate
+from brim.data.tokens import Batch, TokenRows, collate, pack
 from brim.errors import InputError, WriteError
 from brim.infer.engines import Batches, longest_first
-from brim.models import Precision
-from brim.models.loss import base_model
+from brim.models import PackedAttention, Precision, passing
+from brim.models.loss import base_model, positions_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,11 +54,13 @@ def collect_activations(
     batches: Batches,
     device: torch.device,
     precision: Precision,
+    packed: PackedAttention | None = None,
     on_batch: Callable[[int], None] = lambda rows: None,
 ) -> None:
     """Put the outputs of layers for each row into stores, in fp32, in the order of the rows (`first_vectors`).
 
-    pooling: the mean over the row's tokens, its last token, or None for every token. normalize: to length 1.
+    pooling: the mean over the row's tokens, its last token, or None for every token. normalize: to length 1. packed:
+    the attention of packed rows; None: rows are padded.
     Rows of like length share a batch, the longest first, and fewer of them once memory has run out; only what is asked
     for is kept of a pass. No layer is hooked into any more when this ends, whatever ended it.
     Raises InputError for a layer that gives no vector a token, OutOfMemoryError when a row alone runs out of memory.
@@ -66,11 +69,17 @@ def collect_activations(
     body = _to_run(base_model(model), layers)
 
     def pass_over(positions: NDArray[np.intp]) -> None:
-        batch = collate([rows[int(position)] for position in positions], pad_id=pad_id).to(device)
+        layout = collate if packed is None else pack
+        batch = layout([rows[int(position)] for position in positions], pad_id=pad_id).to(device)
         lengths = torch.from_numpy(rows.lengths[positions]).to(device)
-        look = partial(_vectors, shape=batch.input_ids.shape, lengths=lengths, pooling=pooling, normalize=normalize)
-        with torch.no_grad(), precision.autocast(device, keeps_copies=False), _seen_in(layers, look) as seen:
-            body(input_ids=batch.input_ids, use_cache=False)
+        look = partial(_vectors, batch=batch, lengths=lengths, pooling=pooling, normalize=normalize)
+        with (
+            torch.no_grad(),
+            passing(packed, batch.packed),
+            precision.autocast(device, keeps_copies=False),
+            _seen_in(layers, look) as seen,
+        ):
+            body(input_ids=batch.input_ids, use_cache=False, **positions_of(batch))
         for name, store in into.items():
             if len(seen[name]) != 1:
                 raise _unusable(f"the layer {name} is passed {len(seen[name])} times by each row")
@@ -109,9 +118,7 @@ def _seen_in(layers: Mapping[str, nn.Module], look: Callable[[str, Any], Tensor]
             handle.remove()
 
 
-def _vectors(
-    name: str, output: Any, *, shape: torch.Size, lengths: Tensor, pooling: Pooling, normalize: bool
-) -> Tensor:
+def _vectors(name: str, output: Any, *, batch: Batch, lengths: Tensor, pooling: Pooling, normalize: bool) -> Tensor:
     """Return [B, 1, D], or [B, T, D] without pooling, in fp32. Padding, on the right, has no part in it.
 
     output: of the layer; of several things the first, which is how transformers gives hidden states.
@@ -119,16 +126,19 @@ def _vectors(
     values = output
     if isinstance(output, tuple | list | dict):
         values = next(iter(output.values() if isinstance(output, dict) else output), None)
-    if not isinstance(values, Tensor) or values.dim() < 3 or values.shape[:2] != shape:
+    if not isinstance(values, Tensor) or values.dim() < 3 or values.shape[:2] != batch.input_ids.shape:
         kind = f"a tensor {list(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
         raise _unusable(f"the layer {name} gives {kind}, not a vector for each token")
     vectors = values.flatten(2)
+    if batch.packed is not None:
+        of_rows = torch.split(vectors[0], list(batch.packed.lengths))[: batch.num_rows]
+        vectors = pad_sequence(list(of_rows), batch_first=True)
     if pooling == "last":
         rows = torch.arange(len(vectors), device=vectors.device)
         vectors = vectors[rows, lengths - 1][:, None]
     vectors = vectors.float()
     if pooling == "mean":
-        is_padding = torch.arange(shape[1], device=vectors.device) >= lengths[:, None]
+        is_padding = torch.arange(vectors.shape[1], device=vectors.device) >= lengths[:, None]
         sums = vectors.masked_fill(is_padding[..., None], 0.0).sum(dim=1)
         vectors = (sums / lengths[:, None])[:, None]
     return to_unit_length(vectors, dim=-1) if normalize else vectors

@@ -165,7 +165,7 @@ def _with_length_of_labels(resolution: Resolution, folder: ModelFolder, *, trust
 def _laid_out(resolution: Resolution, architecture: PretrainedConfig, device: Device) -> Resolution:
     """Return the resolution with the rows' layout chosen, where that is open."""
     capability = None if device.is_cpu else device.capability or (8, 0)
-    choice = packing_choice(resolution.config, architecture, capability=capability)
+    choice = packing_choice(resolution.config, lambda: architecture, capability=capability)
     if choice is None:
         return resolution
     config = resolution.config.having(choice.key, choice.value)

@@ -14,6 +14,7 @@ from .load import (
     equip as equip,
     load_base as load_base,
     load_llm as load_llm,
+    local_layout as local_layout,
     model_note as model_note,
     no_library_bars as no_library_bars,
     no_library_warnings as no_library_warnings,

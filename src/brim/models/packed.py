@@ -15,7 +15,7 @@ import copy
 import importlib.metadata
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -29,6 +29,7 @@ from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer
 from brim.errors import ConfigError
 from brim.models.adapters import own_dropout
+from brim.models.quantization import without_quantization
 from brim.storage import Cache, cache_folder, digest, source_digest
 
 if TYPE_CHECKING:
@@ -193,10 +194,11 @@ _SETTING = "trainer.packing"
 
 
 def packing_choice(
-    config: Config, architecture: PretrainedConfig, *, capability: tuple[int, int] | None
+    config: Config, read: Callable[[], PretrainedConfig], *, capability: tuple[int, int] | None
 ) -> Choice | None:
-    """Say whether rows are packed; None where nothing is open. capability: of the GPU; None: not on a GPU.
+    """Say whether rows are packed; None where nothing is open.
 
+    read: returns the architecture, where it is asked for. capability: of the GPU; None: not on a GPU.
     Raises ConfigError where packing is asked for and cannot be had.
     """
     trainer = config.trainer
@@ -204,6 +206,7 @@ def packing_choice(
         return None
     if trainer.packing == "auto" and capability is None:
         return Choice(key=_SETTING, value=False, reason="on a CPU rows of like length, padded, are about as fast")
+    architecture = read()
     against, reason = _against(config, architecture, capability), ""
     if against is None:
         fit = _fit_of(architecture, trust_remote_code=config.trust_remote_code)
@@ -223,12 +226,8 @@ def _against(config: Config, architecture: PretrainedConfig, capability: tuple[i
     attention, trainer = config.model_parameters.attn_implementation, config.trainer
     if attention not in ("auto", "sdpa"):
         return f"attn_implementation is {attention}"
-    if (
-        isinstance(trainer, FinetuneTrainer)
-        and trainer.dropout_by_row
-        and config.adapter is not None
-        and config.adapter.dropout
-    ):
+    rate = 0.0 if config.adapter is None else config.adapter.dropout
+    if rate and isinstance(trainer, FinetuneTrainer) and trainer.dropout_by_row:
         return "trainer.dropout_by_row draws for padded rows"
     if capability is None:
         return None
@@ -346,8 +345,6 @@ def _small(architecture: PretrainedConfig, *, trust_remote_code: bool) -> nn.Mod
             model = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=trust_remote_code
             ).eval()
-        except ImportError:
-            raise
         except ValueError as raised:
             if "scaled_dot_product_attention" in str(raised):
                 raise Unpackable("its attention is not exchangeable") from None
@@ -369,6 +366,7 @@ def _redrawn(model: nn.Module) -> nn.Module:
 
 def _shrunk(architecture: PretrainedConfig, *, is_narrow: bool) -> PretrainedConfig:
     config = copy.deepcopy(architecture)
+    without_quantization(config)
     text = config.get_text_config()
     _cut_layers(text)
     heads, groups = getattr(text, "num_attention_heads", 0), getattr(text, "num_key_value_heads", 0)

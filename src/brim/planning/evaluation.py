@@ -14,7 +14,7 @@ from brim.config.schema import NoTrainer
 from brim.memory import UntraceableError
 from brim.memory.closed_form import forward_bound
 from brim.memory.devices import Budget
-from brim.models import LLM
+from brim.models import LLM, local_layout
 from brim.planning.costs import ForwardPasses, Shape, Traces, enough_tokens, forward_costs
 from brim.planning.plan import ForwardPlan, Source, Unplanned
 from brim.planning.request import NOT_TRACED, WORTH_TRACING_S, ForwardRequest
@@ -43,6 +43,8 @@ def plan_forward(
         config = config.model_copy(
             update={"trainer": NoTrainer(chunked_loss=config.trainer.chunked_loss, packing=config.trainer.packing)}
         )
+    layout = local_layout(config, session.folder, session.device)
+    config = config if layout is None else config.having(layout.key, layout.value)
     request = ForwardRequest(
         **ForwardRequest.at_hand(session),
         config=config,

@@ -6,5 +6,6 @@ from .next_token import (
     logit_head as logit_head,
     next_token_loss as next_token_loss,
     next_token_scores as next_token_scores,
+    positions_of as positions_of,
     target_logits as target_logits,
 )

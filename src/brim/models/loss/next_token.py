@@ -118,11 +118,11 @@ def target_logits(model: nn.Module, batch: TokenBatch) -> Tensor:
     and without a mask the fast attention kernels can be used.
     """
     options = {"logits_to_keep": batch.num_logits} if _keeps_logits(model) else {}
-    logits: Tensor = model(input_ids=batch.input_ids, use_cache=False, **_positions(batch), **options).logits
+    logits: Tensor = model(input_ids=batch.input_ids, use_cache=False, **positions_of(batch), **options).logits
     return logits[:, -batch.num_logits :].flatten(0, 1).index_select(0, batch.logit_positions)
 
 
-def _positions(batch: TokenBatch) -> dict[str, Tensor]:
+def positions_of(batch: TokenBatch) -> dict[str, Tensor]:
     """Return what the model is told of where tokens stand: nothing of padded rows, which begin at 0."""
     return {} if batch.packed is None else {"position_ids": batch.packed.position_ids}
 
@@ -147,7 +147,7 @@ def _chunked_scores(head: LogitHead, batch: TokenBatch) -> tuple[Tensor, Tensor]
 
 def _target_hidden(head: LogitHead, batch: TokenBatch) -> Tensor:
     """Return the head's input [S, D] at the positions that predict the supervised tokens."""
-    hidden = head.hidden(batch.input_ids, **_positions(batch))
+    hidden = head.hidden(batch.input_ids, **positions_of(batch))
     return hidden[:, -batch.num_logits :].flatten(0, 1).index_select(0, batch.logit_positions)
 
 

@@ -119,6 +119,7 @@ class Collection:
                 batches=batches,
                 device=llm.device,
                 precision=llm.precision,
+                packed=llm.packed,
                 on_batch=on_batch,
             )
             seconds = time.perf_counter() - started

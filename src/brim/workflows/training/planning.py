@@ -23,7 +23,7 @@ from brim.data.tokens import TokenRows, load_encoder
 from brim.errors import ConfigError, InputError
 from brim.memory import MOST_MADE_UP, MOST_TOKENS, Asked, UntraceableError, ask, require_in_context, require_whole
 from brim.memory.devices import settle_heap
-from brim.models import LLM, model_note, no_library_warnings, packing_choice, read_architecture
+from brim.models import LLM, local_layout, model_note, no_library_warnings
 from brim.notes import Note, Say, planned, planned as planned_line, status, warning
 from brim.planning import PlanRequest, TrainingPlan, keep, plan_run, short_plan, too_long
 from brim.report import listening, show
@@ -275,10 +275,7 @@ def plan_of_run(
 
 def _laid_out(session: Session, say: Say) -> Session:
     """Return the session with its rows' layout chosen, where that is open."""
-    config, folder = session.config, session.folder
-    architecture = read_architecture(folder, trust_remote_code=config.trust_remote_code)
-    capability = torch.cuda.get_device_capability(session.device) if session.device.type == "cuda" else None
-    choice = packing_choice(config, architecture, capability=capability)
+    choice = local_layout(session.config, session.folder, session.device)
     if choice is None:
         return session
     for line in choice_notes([choice]):
