@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from tests.planning.hand_made import hand_made_plan, plan_that_adapts, plan_that_does_not_fit, plan_that_moves
 
 from brim.config import load_config
-from brim.planning import TrainingPlan, rows_of_shape
+from brim.planning import TrainingPlan, rows_of_pack, rows_of_shape
 from brim.planning.plan import summarize_lengths
 from brim.planning.training import dropout_notes
 
@@ -55,6 +55,15 @@ def test_the_longest_rows_that_are_short_enough_are_taken_again_where_there_are_
     assert rows_of_shape(lengths, rows=2, tokens=9).tolist() == [1, 3]
     assert rows_of_shape(lengths, rows=3, tokens=8).tolist() == [4, 0, 2]
     assert rows_of_shape(lengths, rows=5, tokens=3).tolist() == [2, 5, 2, 5, 2]
+
+
+def test_rows_that_stand_for_a_pack_have_its_tokens():
+    lengths = np.array([120, 30, 5, 40, 9])
+    assert rows_of_pack(lengths, rows=3, tokens=126).tolist() == [0, 0, 0, 4, 4]  # 378 tokens: 120 three times, 9, 9
+    assert rows_of_pack(lengths, rows=1, tokens=120).tolist() == [0]
+    assert rows_of_pack(lengths, rows=2, tokens=35).tolist() == [1, 1, 4]
+    assert rows_of_pack(np.array([255, 258]), rows=2, tokens=254).tolist() == [0]  # no row is short enough
+    assert rows_of_pack(np.array([255, 258]), rows=1, tokens=200).tolist() == [0]
 
 
 @given(st.lists(st.integers(2, 60), min_size=1, max_size=30), st.integers(1, 40), st.data())

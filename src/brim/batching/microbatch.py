@@ -205,9 +205,12 @@ class Packed(ByLength):
             return []
         order = longest_first(tokens)
         longest, kinds = np.unique(tokens[order], return_inverse=True)
-        # A row that is over the cap alone goes alone.
-        capacities = np.maximum(self._packed.capacities(longest, most=int(tokens.sum())), longest)[kinds]
-        bins = fewest_bins(tokens[order].tolist(), capacities.tolist())
+        capacities = self._packed.capacities(longest, most=int(tokens.sum()))[kinds]
+        num_alone = int(np.count_nonzero(capacities == 0))  # over the cap, and so the longest
+        bins = [[position] for position in range(num_alone)]
+        if num_alone < len(order):
+            fitting = fewest_bins(tokens[order[num_alone:]].tolist(), capacities[num_alone:].tolist())
+            bins += [[num_alone + position for position in each] for each in fitting]
         return self._micro_batches([np.sort(order[each]) for each in bins], tokens)
 
     @property

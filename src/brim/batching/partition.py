@@ -83,12 +83,12 @@ def cut_totals(
     """
     tokens = np.asarray(lengths, dtype=np.int64)
     batches, rest = _sorted_batches(tokens, batch_size)
-    if fixed_rows is not None:
+    if fixed_rows is not None and not costs.is_packed:
         num_steps = [len(batches), len(rest)]
         return _totals([_by_rows(each, fixed_rows) for each in (batches, rest)], num_steps, num_steps, tokens, costs)
     terms = Terms(costs=costs, cap_bytes=cap_bytes, largest=largest, lone_rows_may_exceed=lone_rows_may_exceed)
     if costs.is_packed:
-        return _packed_totals(terms, tokens, batches, rest)
+        return _packed_totals(terms, tokens, batches, rest, fixed_rows=fixed_rows)
     distinct = np.unique(tokens)
     _require_each_fits(terms, tokens, distinct[terms.widths(distinct, most=1) == 0])
     looked_at = _evenly_chosen(batches)
@@ -203,21 +203,24 @@ def _totals(
 
 
 def _packed_totals(
-    terms: Terms, tokens: NDArray[np.int64], batches: NDArray[np.int64], rest: NDArray[np.int64]
+    terms: Terms,
+    tokens: NDArray[np.int64],
+    batches: NDArray[np.int64],
+    rest: NDArray[np.int64],
+    *,
+    fixed_rows: int | None,
 ) -> Totals:
     """Add up packed micro-batches, each in the shape of rows of equal length that has its tokens."""
     packed, distinct = PackedCosts(costs=terms.costs, cap_bytes=terms.cap_bytes), np.unique(tokens)
     capacities = packed.capacities(distinct, most=int(tokens.sum()))
-    if not terms.lone_rows_may_exceed:
+    if not terms.lone_rows_may_exceed and fixed_rows is None:
         _require_each_fits(terms, tokens, distinct[capacities == 0])
     capacities = np.maximum(capacities, distinct)
     looked_at = batches[:: max(1, batches.size // _MOST_ROWS_IN_BINS)]
     found: list[tuple[int, int, int, float]] = []  # tokens, the longest row's, squares, and how many it stands for
     for some, share in ((looked_at, len(batches) / max(len(looked_at), 1)), (rest, 1.0)):
         for lengths in some:
-            room = capacities[np.searchsorted(distinct, lengths)]
-            for positions in fewest_bins(lengths.tolist(), room.tolist()):
-                row = lengths[positions]
+            for row in _packs(lengths, capacities[np.searchsorted(distinct, lengths)], fixed_rows):
                 found.append((int(row.sum()), int(row[0]), int(row @ row), share))
     sums, longest, squares = np.array([each[:3] for each in found]).T
     shares = np.array([each[3] for each in found])
@@ -231,6 +234,16 @@ def _packed_totals(
         widest=demanding[0],
         shapes=demanding,
     )
+
+
+def _packs(
+    lengths: NDArray[np.int64], capacities: NDArray[np.int64], fixed_rows: int | None
+) -> Iterator[NDArray[np.int64]]:
+    """Yield the lengths of each packed micro-batch of a step, whose longest row is first."""
+    if fixed_rows is not None:
+        yield from np.split(lengths, range(fixed_rows, len(lengths), fixed_rows))
+    else:
+        yield from (lengths[positions] for positions in fewest_bins(lengths.tolist(), capacities.tolist()))
 
 
 _MOST_ROWS_IN_BINS = 1 << 20  # as many take two seconds

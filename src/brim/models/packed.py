@@ -17,8 +17,8 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer
-from brim.errors import ConfigError
 from brim.models.adapters import own_dropout
 from brim.models.quantization import without_quantization
 from brim.storage import Cache, cache_folder, digest, source_digest
@@ -62,7 +61,8 @@ class PackedAttention:
         if _NAME not in ALL_ATTENTION_FUNCTIONS.valid_keys():
             ALL_ATTENTION_FUNCTIONS.register(_NAME, packed_attention)
         configs = (getattr(module, "config", None) for module in model.modules())
-        self._is_cuda = is_cuda
+        self.is_cuda = is_cuda
+        self.widths: set[tuple[int, int]] = set()  # of the queries and values of the heads that have passed
         self._configs = list({id(each): each for each in configs if hasattr(each, _KEY)}.values())
 
     @contextmanager
@@ -71,7 +71,7 @@ class PackedAttention:
         before = [getattr(config, _KEY) for config in self._configs]
         for config in self._configs:
             setattr(config, _KEY, _NAME)
-            setattr(config, _ROWS, (rows, self._is_cuda))
+            setattr(config, _ROWS, (rows, self))
         try:
             yield
         finally:
@@ -107,8 +107,9 @@ def packed_attention(
     asked = sorted(name for name in ("softcap", "s_aux", "position_bias", "cache") if others.get(name) is not None)
     if asked or attention_mask is not None or query.shape[2] != key.shape[2]:
         raise Unpackable(f"its attention asks for {' and '.join(asked)}" if asked else "it makes masks of its own")
-    rows, is_cuda = getattr(module.config, _ROWS)
-    if is_cuda and _fits_kernel(query, value, dropout=dropout):
+    rows, attention = getattr(module.config, _ROWS)
+    attention.widths.add((query.shape[-1], value.shape[-1]))
+    if attention.is_cuda and _fits_kernel(query, value, dropout=dropout):
         return _by_kernel(query, key, value, rows, scaling, sliding_window), None
     options = {"dropout": dropout, "scaling": scaling}
     return _row_by_row(module, query, key, value, rows, sliding_window, **options), None
@@ -191,6 +192,7 @@ def _keywords_of(function: Any) -> frozenset[str]:
 # Which layout a run takes
 
 _SETTING = "trainer.packing"
+_AMPERE = (8, 0)
 
 
 def packing_choice(
@@ -198,31 +200,26 @@ def packing_choice(
 ) -> Choice | None:
     """Say whether rows are packed; None where nothing is open.
 
-    read: returns the architecture, where it is asked for. capability: of the GPU; None: not on a GPU.
-    Raises ConfigError where packing is asked for and cannot be had.
+    read: returns the architecture, where it is asked for. capability: of the GPU; None: not on a GPU. Where packing is
+    asked for and cannot be had, rows are padded: what is learned is the same.
     """
-    trainer = config.trainer
-    if trainer.packing is False:
+    asked = config.trainer.packing
+    if asked is False:
         return None
-    if trainer.packing == "auto" and capability is None:
+    if asked == "auto" and capability is None:
         return Choice(key=_SETTING, value=False, reason="on a CPU rows of like length, padded, are about as fast")
-    architecture = read()
-    against, reason = _against(config, architecture, capability), ""
+    against, reason = _against(config, capability), ""
     if against is None:
-        fit = _fit_of(architecture, trust_remote_code=config.trust_remote_code)
-        against, reason = None if fit.is_fit else f"its architecture cannot: {fit.reason}", fit.reason
-    if trainer.packing is True:
-        if against:
-            raise ConfigError(what=f"{_SETTING} is true, and {against}", where=_SETTING, fix=f"set {_SETTING}: auto")
-        return None
-    return Choice(key=_SETTING, value=against is None, reason=against or reason)
+        fit = _fit_of(read(), trust_remote_code=config.trust_remote_code)
+        against = f"its architecture cannot: {fit.reason}" if not fit.is_fit else fit.against_kernel(capability)
+        reason = fit.reason
+    if against is None:
+        return None if asked is True else Choice(key=_SETTING, value=True, reason=reason)
+    return Choice(key=_SETTING, value=False, reason=against)
 
 
-_AMPERE = (8, 0)
-
-
-def _against(config: Config, architecture: PretrainedConfig, capability: tuple[int, int] | None) -> str | None:
-    """Return what else in a configuration speaks against packed rows."""
+def _against(config: Config, capability: tuple[int, int] | None) -> str | None:
+    """Return what, beside the architecture, speaks against packed rows."""
     attention, trainer = config.model_parameters.attn_implementation, config.trainer
     if attention not in ("auto", "sdpa"):
         return f"attn_implementation is {attention}"
@@ -235,77 +232,97 @@ def _against(config: Config, architecture: PretrainedConfig, capability: tuple[i
         return "PyTorch's attention for rows of several lengths takes a GPU of compute capability 8.0 or more"
     if config.precision == "fp32":
         return "in 32 bits PyTorch has no attention for rows of several lengths on a GPU"
-    own = [name for name in own_dropout(architecture.to_dict()) if name.startswith("att")]
-    if own:
-        return f"the base model's {own[0]} is not 0"
-    text = architecture.get_text_config()
-    heads = getattr(text, "num_attention_heads", None)
-    queries = getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else 0)
-    if max(queries, getattr(text, "v_head_dim", 0)) > _WIDEST_HEAD or hasattr(text, "kv_lora_rank"):
-        return "its heads have widths that PyTorch's attention for rows of several lengths does not take"
+    if not has_kernel():
+        return "this version of PyTorch has no attention for rows of several lengths with windows: 2.11 has"
     return None
 
 
+@cache
+def has_kernel() -> bool:
+    """Return whether PyTorch's attention for rows of several lengths takes a scale and a window, as from 2.11 on."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    return {"scale", "window_size"} <= _keywords_of(varlen_attn)
+
+
 def _fit_of(architecture: PretrainedConfig, *, trust_remote_code: bool) -> PackingFit:
-    """Return the fit that was found before, or try."""
+    """Return the fit that was found before, or try. What code of a model's own does is not kept."""
     cache = Cache(cache_folder(), "packing")
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     name = digest({"architecture": architecture.to_dict(), "versions": versions, "code": source_digest(("models",))})
 
     def parse(saved: Any) -> PackingFit:
-        return PackingFit(is_fit=bool(saved["is_fit"]), reason=str(saved["reason"]))
+        reason, widths = str(saved["reason"]), tuple((int(q), int(v)) for q, v in saved["widths"])
+        return PackingFit(is_fit=saved["is_fit"] is True, reason=reason, widths=widths, drops=bool(saved["drops"]))
 
-    fit: PackingFit | None = cache.read(name, parse)
+    fit: PackingFit | None = None if trust_remote_code else cache.read(name, parse)
     if fit is None:
         fit = packing_fit(architecture, trust_remote_code=trust_remote_code)
-        cache.write(name, asdict(fit))
+        if not trust_remote_code:
+            cache.write(name, asdict(fit))
     return fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingFit:
-    """Say whether an architecture gives packed rows the scores that it gives padded ones."""
+    """Say whether an architecture gives packed rows the scores that it gives each row alone."""
 
     is_fit: bool
     reason: str
+    widths: tuple[tuple[int, int], ...] = ()  # of a head's queries and values, of each kind of layer
+    drops: bool = False  # its attention drops something in training
+
+    def against_kernel(self, capability: tuple[int, int] | None) -> str | None:
+        """Return why PyTorch's attention for rows of several lengths cannot do what this architecture asks for."""
+        if capability is None:
+            return None
+        if self.drops:
+            return "the base model's attention has dropout"
+        if any(queries != values or queries > _WIDEST_HEAD for queries, values in self.widths):
+            return "its heads have widths that PyTorch's attention for rows of several lengths does not take"
+        return None
 
 
 _LENGTHS = (29, 13, 1, 22)  # of the rows of a trial
-_WINDOW, _POSITIONS, _VOCABULARY, _WIDTH, _DEEPEST = 8, 32, 128, 96, 8
-_TOLERANCE = 1e-4  # in fp32, where rounding makes some 1e-6 and a wrong key more than 1e-2
+_WINDOW, _POSITIONS, _ORIGINAL, _VOCABULARY, _WIDTH, _DEEPEST = 8, 32, 16, 128, 96, 8
+_MOST_PARAMETERS = 1 << 28  # 1 GiB, drawn in seconds
+# In fp32: rounding makes some 1e-6, with experts also of sums that others' tokens are in; a wrong key more than 1e-2.
+_TOLERANCE, _ROUNDING = 1e-4, 1e-5
 
 
 def packing_fit(architecture: PretrainedConfig, *, trust_remote_code: bool = False) -> PackingFit:
     """Try a small random model of this configuration, whose window and positions are shorter than the rows together.
 
-    Packed rows must have the scores of padded ones, and other tokens in one row must leave those of the others alone.
+    Packed rows must have the scores of each row alone, which rotations that follow the longest row fail, too, and other
+    tokens in one row must leave those of the others alone.
     """
     try:
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(0)
-            model = _small(architecture, trust_remote_code=trust_remote_code)
-            return _tried(model)
+            fit = _tried(_small(architecture, trust_remote_code=trust_remote_code))
+        drops = any(name.startswith("att") for name in own_dropout(architecture.to_dict()))
+        return replace(fit, drops=drops)
     except Unpackable as error:
         return PackingFit(is_fit=False, reason=str(error))
-    except Exception as error:  # whatever an architecture raises over keywords that it does not take
+    except Exception as error:  # whatever an architecture raises over positions that it does not take
         return PackingFit(is_fit=False, reason=f"{type(error).__name__} over packed rows")
 
 
-@torch.no_grad()
 def _tried(model: nn.Module) -> PackingFit:
     tokens = [torch.randint(_VOCABULARY, (length,)) for length in _LENGTHS]
-    padded = nn.utils.rnn.pad_sequence(tokens, batch_first=True)
-    rows = packed_rows(_LENGTHS)
-    expected = model(input_ids=padded, use_cache=False).logits
-    expected = torch.cat([each[:length] for each, length in zip(expected, _LENGTHS, strict=True)])
-    attention = PackedAttention(model)
+    rows, attention = packed_rows(_LENGTHS), PackedAttention(model)
 
+    @torch.no_grad()
     def scores(rows_of_tokens: Sequence[Tensor]) -> Tensor:
         joined = torch.cat(list(rows_of_tokens))[None]
         with attention.of(rows):
             logits: Tensor = model(input_ids=joined, position_ids=rows.position_ids, use_cache=False).logits
         return logits[0]
 
+    with torch.no_grad():
+        expected = torch.cat([model(input_ids=each[None], use_cache=False).logits[0] for each in tokens])
     found = scores(tokens)
     other = scores([(tokens[0] + 1) % _VOCABULARY, *tokens[1:]])
     size = float(expected.abs().max())
@@ -315,10 +332,11 @@ def _tried(model: nn.Module) -> PackingFit:
     if not (math.isfinite(apart) and changed > _TOLERANCE):
         return PackingFit(is_fit=False, reason="a random model of it tells nothing")
     if apart > _TOLERANCE:
-        return PackingFit(is_fit=False, reason=f"packed rows get other scores than padded ones, by {apart:.1g}")
-    if leaked:
+        return PackingFit(is_fit=False, reason=f"packed rows get other scores than rows alone, by {apart:.1g}")
+    if leaked > _ROUNDING:
         return PackingFit(is_fit=False, reason=f"a row's scores depend on the row before it, by {leaked:.1g}")
-    return PackingFit(is_fit=True, reason=f"packed rows get the scores of padded ones, to {max(apart, 1e-9):.0e}")
+    reason = f"packed rows get the scores of rows alone, to {max(apart, 1e-9):.0e}"
+    return PackingFit(is_fit=True, reason=reason, widths=tuple(sorted(attention.widths)))
 
 
 def packed_rows(lengths: Sequence[int], *, filling: int = 0) -> PackedRows:
@@ -340,20 +358,28 @@ def _small(architecture: PretrainedConfig, *, trust_remote_code: bool) -> nn.Mod
 
     error: Exception | None = None
     for is_narrow in (True, False):
-        config = _shrunk(architecture, is_narrow=is_narrow)
         try:
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=trust_remote_code
-            ).eval()
-        except ValueError as raised:
-            if "scaled_dot_product_attention" in str(raised):
-                raise Unpackable("its attention is not exchangeable") from None
+            config = _shrunk(architecture, is_narrow=is_narrow)
+            build = partial(
+                AutoModelForCausalLM.from_config,
+                config,
+                dtype=torch.float32,
+                attn_implementation="sdpa",
+                trust_remote_code=trust_remote_code,
+            )
+            with torch.device("meta"):
+                num_parameters = sum(each.numel() for each in build().parameters())
+            if num_parameters > _MOST_PARAMETERS:
+                raise Unpackable(f"no small model of it could be built: {num_parameters:,} parameters")
+            return _redrawn(build().eval())
+        except Unpackable as raised:
             error = raised
         except Exception as raised:  # widths that do not go together
-            error = raised
-        else:
-            return _redrawn(model)
-    raise Unpackable(f"no small model of it could be built: {error}")
+            if "scaled_dot_product_attention" in str(raised):
+                raise Unpackable("its attention is not exchangeable") from None
+            error = Unpackable(f"no small model of it could be built: {type(raised).__name__}")
+    assert error is not None, "neither could be built"
+    raise error
 
 
 def _redrawn(model: nn.Module) -> nn.Module:
@@ -364,39 +390,73 @@ def _redrawn(model: nn.Module) -> nn.Module:
     return model
 
 
+_WINDOWS = ("sliding_window", "attention_window", "attention_window_size", "window_size", "attention_chunk_size")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")
+
+
 def _shrunk(architecture: PretrainedConfig, *, is_narrow: bool) -> PretrainedConfig:
     config = copy.deepcopy(architecture)
     without_quantization(config)
     text = config.get_text_config()
     _cut_layers(text)
-    heads, groups = getattr(text, "num_attention_heads", 0), getattr(text, "num_key_value_heads", 0)
-    small: dict[str, int] = {"vocab_size": _VOCABULARY}
-    if is_narrow and heads and text.hidden_size % heads == 0:
-        kept = 2 * max(1, min(heads // groups, 4)) if groups and heads % groups == 0 else 4
-        small["num_attention_heads"] = kept
-        if groups:
-            small["num_key_value_heads"] = 2 if groups < heads else kept
-        small["hidden_size"] = kept * (text.hidden_size // heads)
-        small |= dict.fromkeys(("intermediate_size", "ffn_dim", "moe_intermediate_size"), _WIDTH)
-    for name in ("sliding_window", "attention_window", "window_size", "attention_chunk_size"):
-        if isinstance(getattr(text, name, None), int):
-            small[name] = _WINDOW
-    small |= dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), _POSITIONS)
+    rotates = bool(
+        _number_of(text, "rope_theta") or vars(text).get("rope_parameters") or vars(text).get("rope_scaling")
+    )
+    small = dict.fromkeys(_WINDOWS, _WINDOW) | dict.fromkeys(_LIMITS, _ORIGINAL if rotates else _POSITIONS)
+    small |= {"vocab_size": _VOCABULARY, "original_max_position_embeddings": _ORIGINAL}
+    if is_narrow:
+        small |= _narrow(text)
     for name, value in small.items():
-        if isinstance(getattr(text, name, None), int):
+        if _number_of(text, name):
             setattr(text, name, value)
+    _shorten_rotation(vars(text))
     for each in (config, text):
-        each.bos_token_id = each.eos_token_id = None
-        each.pad_token_id = 0
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            setattr(each, name, 0)
     return config
 
 
+def _narrow(text: PretrainedConfig) -> dict[str, int]:
+    """Return fewer heads, experts and features; heads keep their width, and how many of them share keys."""
+    small = dict.fromkeys(("intermediate_size", "ffn_dim", "moe_intermediate_size"), _WIDTH)
+    heads, groups = _number_of(text, "num_attention_heads"), _number_of(text, "num_key_value_heads")
+    width = _number_of(text, "head_dim") or (
+        text.hidden_size // heads if heads and text.hidden_size % heads == 0 else 0
+    )
+    if heads and width:
+        kept = 2 * max(1, min(heads // groups, 4)) if groups and heads % groups == 0 else 4
+        small |= {"num_attention_heads": kept, "hidden_size": kept * width}
+        if groups:
+            small["num_key_value_heads"] = 2 if groups < heads else kept
+    chosen = _number_of(text, "num_experts_per_tok") or 1
+    spread = _number_of(text, "n_group") or 1
+    return small | dict.fromkeys(_EXPERTS, spread * max(2, 2 * chosen))
+
+
+def _number_of(text: PretrainedConfig, name: str) -> int:
+    """Return a number of the configuration's own; 0 where it has none. (Some raise over keys that layers have.)"""
+    value = vars(text).get(name)
+    return value if type(value) is int else 0
+
+
+def _shorten_rotation(settings: dict[str, Any]) -> None:
+    """Let rotations that change beyond a number of positions do so within the rows of the trial."""
+    for name in ("rope_parameters", "rope_scaling"):
+        given = settings.get(name)
+        for each in (given, *given.values()) if isinstance(given, dict) else ():
+            if isinstance(each, dict) and "original_max_position_embeddings" in each:
+                each["original_max_position_embeddings"] = _ORIGINAL
+
+
 def _cut_layers(text: PretrainedConfig) -> None:
-    """Keep the first layers, until each kind of layer is among them."""
+    """Keep one layer of each kind, by what the configuration says of each layer."""
     num_layers = text.num_hidden_layers
-    kinds = {name: value for name, value in vars(text).items() if isinstance(value, list) and len(value) == num_layers}
-    first = [max(value.index(kind) for kind in value) for value in kinds.values()]
-    kept = min(max(2, 1 + max(first, default=0)), num_layers, _DEEPEST)
-    text.num_hidden_layers = kept
-    for name, value in kinds.items():
-        setattr(text, name, value[:kept])
+    lists = {name: value for name, value in vars(text).items() if isinstance(value, list) and len(value) == num_layers}
+    first: dict[str, int] = {}
+    for number in range(num_layers):
+        first.setdefault(repr([value[number] for value in lists.values()]), number)
+    kept = sorted({*list(first.values())[:_DEEPEST], *range(min(2, num_layers))})
+    text.num_hidden_layers = len(kept)
+    for name, value in lists.items():
+        setattr(text, name, [value[number] for number in kept])

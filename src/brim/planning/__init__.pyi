@@ -1,4 +1,4 @@
-from .candidates import rows_of_shape as rows_of_shape
+from .candidates import rows_of_pack as rows_of_pack, rows_of_shape as rows_of_shape
 from .evaluation import plan_forward as plan_forward
 from .generation import plan_job as plan_job, recut as recut
 from .plan import (

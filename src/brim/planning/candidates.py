@@ -280,3 +280,18 @@ def rows_of_shape(lengths: NDArray[np.int64], *, rows: int, tokens: int) -> NDAr
     assert len(short_enough), "a shape of the data has a row of its length"
     order = short_enough[np.argsort(-lengths[short_enough], kind="stable")]
     return np.resize(order, rows).astype(np.intp)
+
+
+def rows_of_pack(lengths: NDArray[np.int64], *, rows: int, tokens: int) -> NDArray[np.intp]:
+    """Return the positions of rows that have, packed, about as many tokens as `rows` rows of `tokens` tokens.
+
+    None is longer where there are such rows, and the sum is less by less than the shortest row. A row is taken more
+    than once where there are too few.
+    """
+    order = np.argsort(lengths, kind="stable")
+    ascending, left = lengths[order], max(rows * tokens, int(lengths.min()))
+    longest, taken = max(tokens, int(ascending[0])), []
+    while left >= ascending[0]:
+        taken.append(np.searchsorted(ascending, min(left, longest), side="right") - 1)
+        left -= int(ascending[taken[-1]])
+    return order[taken]

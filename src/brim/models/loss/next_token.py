@@ -101,14 +101,13 @@ def next_token_scores(model: nn.Module, batch: TokenBatch, *, head: LogitHead | 
 def _row_sums(losses: Tensor, batch: TokenBatch) -> Tensor:
     """Return [B], each row's tokens summed in their order: on a GPU, index_add would sum them in any order."""
     wide = torch.float32 if losses.device.type == "mps" else torch.float64
-    cells, width = batch.logit_positions, batch.num_logits
-    if batch.packed is not None:
-        width = max(batch.packed.lengths)
-        positions = batch.packed.position_ids[0, -batch.num_logits :]
-        cells = batch.target_rows * width + positions.index_select(0, batch.logit_positions)
-    by_position = torch.zeros(batch.num_rows * width, device=losses.device, dtype=wide)
-    by_position = by_position.index_copy(0, cells, losses.to(wide))
-    return by_position.view(batch.num_rows, width).sum(dim=1)
+    if batch.packed is not None:  # whose targets stand row by row; a table of rows and positions could be large
+        counts = torch.zeros(batch.num_rows, device=losses.device, dtype=torch.int64)
+        counts = counts.index_add(0, batch.target_rows, torch.ones_like(batch.target_rows))
+        return torch.segment_reduce(losses.to(wide), "sum", lengths=counts, unsafe=True, initial=0.0)
+    by_position = torch.zeros(batch.num_rows * batch.num_logits, device=losses.device, dtype=wide)
+    by_position = by_position.index_copy(0, batch.logit_positions, losses.to(wide))
+    return by_position.view(batch.num_rows, batch.num_logits).sum(dim=1)
 
 
 def target_logits(model: nn.Module, batch: TokenBatch) -> Tensor:

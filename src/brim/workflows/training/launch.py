@@ -35,7 +35,7 @@ from brim.memory.closed_form import counted_state_bytes
 from brim.memory.devices import Budget
 from brim.models import LLM
 from brim.notes import Say
-from brim.planning import Candidate, PlanRequest, TrainingPlan, rows_of_shape, training_words
+from brim.planning import Candidate, PlanRequest, TrainingPlan, rows_of_pack, rows_of_shape, training_words
 from brim.planning.costs import corrected
 from brim.train import MicroBatchPass, Peak
 from brim.units import format_bytes, format_count
@@ -317,7 +317,7 @@ class Trial:
 
     def run_shape(self, rows: int, tokens: int) -> None:
         """Run a shape that is known to fit. Its gradients stay, as within a step: see `leaving_no_trace`."""
-        self._forward_backward(rows_of_shape(self._lengths, rows=rows, tokens=tokens))
+        self._forward_backward(self._rows_of(rows, tokens))
 
     @contextmanager
     def leaving_no_trace(self) -> Iterator[None]:
@@ -345,12 +345,17 @@ class Trial:
 
     def _prober(self, tokens: int, *, counts: Counts = "reserved") -> Prober:
         return Prober(
-            lambda size: self._in_midst_of_step(rows_of_shape(self._lengths, rows=size, tokens=tokens)),
+            lambda size: self._in_midst_of_step(self._rows_of(size, tokens)),
             model=self._llm.model,
             device=self._llm.device,
             num_steps=1,
             counts=counts,
         )
+
+    def _rows_of(self, rows: int, tokens: int) -> NDArray[np.intp]:
+        """Return real rows that stand for a shape."""
+        choose = rows_of_shape if self._llm.packed is None else rows_of_pack
+        return choose(self._lengths, rows=rows, tokens=tokens)
 
     def _in_midst_of_step(self, rows: NDArray[np.intp]) -> None:
         with ExitStack() as stack:

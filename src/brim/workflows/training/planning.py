@@ -314,7 +314,7 @@ def _still_holds(
     before, now = checkpoint.state["settings"], session.config.model_dump(mode="json")
     if "cutter" not in checkpoint.state or before.get("memory") != now["memory"]:
         return None
-    if any(now["trainer"][key] != before["trainer"].get(key) for key in _KEYS):
+    if any(now["trainer"][key] != {"packing": False, **before["trainer"]}.get(key) for key in _KEYS):
         return None
     checkpointing = now["trainer"]["enable_gradient_checkpointing"]
     if checkpointing not in ("auto", before["trainer"]["enable_gradient_checkpointing"]):
