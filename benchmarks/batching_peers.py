@@ -108,10 +108,10 @@ def _arguments(
     }
     if subject.device == "cuda":
         arguments.update({"use_cpu": False, "bf16": True, "use_liger_kernel": kernels()["liger-kernel"] is not None})
-    return {**arguments, **_OF_WAY[way]}
+    return {**arguments, **OF_WAY[way]}
 
 
-_OF_WAY: Mapping[Way, dict[str, Any]] = {
+OF_WAY: Mapping[Way, dict[str, Any]] = {
     "fixed": {},
     "group_by_length": {"train_sampling_strategy": "group_by_length"},
     "padding_free": {"padding_free": True},

@@ -51,6 +51,7 @@ def generate(model: Any, prompts: Sequence[list[int]], settings: dict[str, Any])
     pad, end = settings["pad_token_id"], settings["eos_token_id"]
     ids = torch.tensor([[pad] * (longest - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    ids, mask = ids.to(model.device), mask.to(model.device)
     with torch.inference_mode():
         written = model.generate(input_ids=ids, attention_mask=mask, generation_config=GenerationConfig(**settings))
     return (_before(end, row) for row in written[:, longest:].tolist())

@@ -136,6 +136,7 @@ class Case:
     does: Literal["train", "infer"] = "train"
     checkpointing: bool = False
     chunked_loss: bool = False
+    packed: bool = False  # rows of one length, whose tokens fill a micro-batch up
     attention: str = "sdpa"
     optimizer: str = "adamw"
     num_micro_batches: int = 1
@@ -154,6 +155,7 @@ class Case:
             f"{self.rows}x{self.tokens}",
             *(["checkpointing"] if self.checkpointing else []),
             *(["chunked loss"] if self.chunked_loss else []),
+            *(["packed"] if self.packed else []),
             *([self.attention] if self.attention != "sdpa" else []),
             *([self.optimizer] if self.optimizer != "adamw" else []),
             *([f"{self.num_micro_batches} micro-batches"] if self.num_micro_batches > 1 else []),
@@ -183,6 +185,7 @@ class Case:
             "optimizer": {"type": self.optimizer},
             "enable_gradient_checkpointing": self.checkpointing,
             "chunked_loss": self.chunked_loss,
+            "packing": self.packed,
         }
         return {
             "precision": self.precision,
@@ -256,6 +259,8 @@ def _thorough(name: str) -> Iterator[Case]:
     yield replace(full, optimizer="adamw_8bit", rows=2)
     yield replace(lora, records=True, rows=2)
     yield replace(lora, tokens=1024)
+    yield replace(lora, packed=True)
+    yield replace(lora, packed=True, chunked_loss=True, method="full", rows=16, tokens=128)
     yield replace(lora, tokens=1024, checkpointing=True)
     yield replace(lora, tokens=1024, checkpointing=True, chunked_loss=True)
     yield replace(lora, precision="bf16-mixed", rows=2)
@@ -299,6 +304,7 @@ def _seven_billion(name: str, *, records: bool) -> Iterator[Case]:
         yield replace(lora, tokens=256, records=True)
     yield lora
     yield replace(lora, rows=2, tokens=2048, checkpointing=True)
+    yield replace(lora, rows=4, tokens=512, chunked_loss=True, packed=True)
     yield replace(lora, rows=4, tokens=4096, checkpointing=True, chunked_loss=True)
     yield replace(lora, rows=4, tokens=2048, checkpointing=True, method="lora_attention")
     yield replace(
