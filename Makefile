@@ -94,6 +94,12 @@ bench-memory-gpu: $(STAMP)  ## memory on the GPU at hand, measured against predi
 	$(BIN)/python -m benchmarks.memory_gpu
 	$(BIN)/python -m benchmarks.memory_gpu --compare
 
+.PHONY: bench-gpu
+bench-gpu: $(STAMP)  ## is it right, as large as predicted and how fast on the GPU at hand; docs/gpu.md; under half an hour
+	$(BIN)/python -m benchmarks.gpu correct
+	$(BIN)/python -m benchmarks.gpu memory
+	$(BIN)/python -m benchmarks.gpu speed
+
 .PHONY: bench-memory-cpu
 bench-memory-cpu: $(STAMP)  ## peak resident memory on this CPU, measured against predicted
 	$(BIN)/python -m benchmarks.memory_cpu
