@@ -205,7 +205,7 @@ _FUNCTION = "brim.models.adapter_function"
 
 
 def _adapter_cases(options: Options) -> Iterator[Case]:
-    tolerances = {"fp32": 1e-5, "bf16-true": 1e-2}
+    tolerances = {"fp32": 1e-5, "bf16-true": 2e-2}
     for kind, tolerance in tolerances.items():
         for name, run in (
             ("adapter function against PEFT's", _adapter_function),
@@ -398,19 +398,22 @@ def _suite_cases(options: Options) -> Iterator[Case]:
 def _suite(options: Options, file: Path) -> Figures:
     if not options.is_cuda:
         raise Skip("its tests need a CUDA device")
-    if importlib.util.find_spec("pytest") is None:
-        raise Skip("pytest is not installed")
+    missing = [name for name in ("pytest", "hypothesis", "filelock") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Skip(f"not installed: {', '.join(missing)}")
     command = [sys.executable, "-m", "pytest", str(file), "-q", "-rfE", "-p", "no:cacheprovider"]
+    command += ["-p", "_hypothesis_pytestplugin"]  # of the plugins that are installed, the one that the suite needs
     command += ["-o", "filterwarnings=default", "-o", "addopts=--import-mode=importlib", "--tb=line"]
     path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     try:
         done = subprocess.run(
-            command, cwd=_ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
+            command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False,
             timeout=options.left_s,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise Skip(f"not over after {error.timeout:.0f} s") from None
-    return suite_figures(done.stdout)
+    return suite_figures(done.stdout or done.stderr)
 
 
 def suite_figures(output: str) -> Figures:
@@ -418,5 +421,5 @@ def suite_figures(output: str) -> Figures:
     last = output.strip().splitlines()[-1] if output.strip() else ""
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)s?\b", last)}
     found = re.findall(r"^(?:FAILED|ERROR) \S*?([\w-]+\.py\S*)", output, re.MULTILINE)
-    broken = found or [last] * bool(counts.get("failed") or counts.get("error"))
+    broken = found or [last] * bool(not counts or counts.keys() & {"failed", "error"})
     return {"passed": counts.get("passed", 0), "skipped": counts.get("skipped", 0), "not_passed": broken}

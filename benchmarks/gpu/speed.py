@@ -23,11 +23,22 @@ from torch import nn
 
 from benchmarks.batching_peers import OF_WAY, Way, kernels
 from benchmarks.gpu.cases import Case, Figures, Options, Skip, free
-from benchmarks.gpu.subject import DATA, LEARNING_RATE, SEED, SIZES, Sizes, Subject, drawn_rows, packing, token_costs
+from benchmarks.gpu.subject import (
+    DATA,
+    LEARNING_RATE,
+    SEED,
+    SIZES,
+    Sizes,
+    Subject,
+    drawn_rows,
+    in_order,
+    packing,
+    token_costs,
+)
 from benchmarks.inference_peers import respond
 from benchmarks.peers import PeerSettings, as_dataset, common_arguments
 from brim.batching import BatchSchedule, by_costs
-from brim.data.tokens import TokenRow, TokenRows, rows_of_step
+from brim.data.tokens import TokenRow, TokenRows
 from brim.infer.engines import USUAL_PASS_TOKENS, FixedRoom, SlotsEngine, VllmEngine, respond_to
 from brim.models import LLM
 from brim.models.loss import base_model
@@ -40,10 +51,7 @@ _PEERS: Sequence[Way] = ("fixed", "group_by_length", "padding_free")
 def cases(options: Options) -> Iterator[Case]:
     """Yield brim's cases before its peers': Liger's kernels, where a peer has them, stay in the model."""
     matrix = [0.0]
-    yield Case(
-        name="matrix products",
-        run=partial(_matrix_speed, options, matrix),
-    )
+    yield Case(name="matrix products", run=partial(_matrix_speed, options, matrix))
     for name in SIZES:
         subject = Subject(name, options)
         subject.matrix_flops = matrix[0]
@@ -64,16 +72,10 @@ def _of_subject(subject: Subject) -> Iterator[Case]:
                 needs_s=40 if large else 20,
             )
     if large:
-        yield Case(
-            name=f"{subject.name}, 2 × 4,096 full rows, brim, packed",
-            run=partial(_full_rows, subject),
-            needs_s=40,
-        )
-    yield Case(
-        name=f"{subject.name}, tokens a second over tokens of a micro-batch",
-        run=partial(_saturation, subject),
-        needs_s=30,
-    )
+        name = f"{subject.name}, 2 × 4,096 full rows, brim, packed"
+        yield Case(name=name, run=partial(_full_rows, subject), needs_s=40)
+    name = f"{subject.name}, tokens a second over tokens of a micro-batch"
+    yield Case(name=name, run=partial(_saturation, subject), needs_s=30)
     yield Case(
         name=f"{subject.name}, generation",
         run=partial(_generation, subject),
@@ -91,11 +93,7 @@ def _of_subject(subject: Subject) -> Iterator[Case]:
                 needs_s=40 if large else 20,
             )
     if not large:
-        yield Case(
-            name=f"{subject.name}, generation, vLLM",
-            run=partial(_vllm, subject),
-            needs_s=120,
-        )
+        yield Case(name=f"{subject.name}, generation, vLLM", run=partial(_vllm, subject), needs_s=120)
 
 
 def _matrix_speed(options: Options, matrix: list[float]) -> Figures:
@@ -176,15 +174,14 @@ def _trained(
     config, llm = subject.again()
     rows, num_steps = drawn_rows(lengths, llm), len(lengths) // effective_rows
     steps = _Steps(options, num_steps)
+    length = RunLength(num_rows=len(rows), schedule=BatchSchedule.constant(effective_rows), total_samples=len(rows))
     with tempfile.TemporaryDirectory() as folder:
         job = build_job(
             config,
             config.finetune_trainer,
             packing(llm) if packed else llm,
             rows,
-            length=RunLength(
-                num_rows=len(rows), schedule=BatchSchedule.constant(effective_rows), total_samples=len(rows)
-            ),
+            length=length,
             cutter=by_costs(token_costs(packed=packed), cap_bytes=cap_tokens or sizes.cap_tokens),
             pad_id=0,
             evaluate=None,
@@ -193,9 +190,7 @@ def _trained(
         )
         with suppress(_Enough):
             Loop(job, TrainState()).run(threading.Event())
-    order = [rows_of_step(num_rows=len(rows), seed=SEED, consumed_samples=step * effective_rows, size=effective_rows)[1]
-             for step in range(num_steps)]  # fmt: skip
-    timed = [lengths[int(row)] for of_step in order[1:] for row in of_step]
+    timed = [len(row.input_ids) for row in in_order(rows, effective_rows)[effective_rows:]]
     figures = _speed(subject, timed, steps.times[-1] - steps.times[1])
     counts = {"num_micro_batches": steps.num_micro_batches, "num_out_of_memory": steps.num_out_of_memory}
     return steps, {**figures, **counts}
@@ -327,7 +322,7 @@ def _trl(subject: Subject, data: str, way: Way) -> Figures:
     options, sizes = subject.options, subject.sizes
     _, llm = subject.again()
     lengths = subject.lengths(data)
-    rows = _in_order(drawn_rows(lengths, llm), sizes.effective_rows)
+    rows = in_order(drawn_rows(lengths, llm), sizes.effective_rows)
     micro_rows = rows_under_cap([len(row.input_ids) for row in rows], way, sizes)
     times, losses, order = _trl_steps(llm, rows, way, micro_rows, options, sizes)
     figures = {
@@ -338,15 +333,6 @@ def _trl(subject: Subject, data: str, way: Way) -> Figures:
     if way == "group_by_length" or data not in subject.losses:
         return {**figures, "losses_apart": None, "losses": losses}
     return {**figures, **_agreement(losses, subject.losses[data], 2e-2 if options.is_cuda else 1e-4)}
-
-
-def _in_order(rows: TokenRows, size: int) -> list[TokenRow]:
-    """Return the rows as brim's loop takes them."""
-    taken: list[TokenRow] = []
-    while len(taken) < len(rows):
-        _, order = rows_of_step(num_rows=len(rows), seed=SEED, consumed_samples=len(taken), size=size)
-        taken += rows.take(order)
-    return taken
 
 
 def rows_under_cap(lengths: Sequence[int], way: Way, sizes: Sizes) -> int:
@@ -402,6 +388,7 @@ def _trl_steps(
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Clock())
         trainer.train()
+        trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)  # the model's own forward again
     return times, [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry], order
 
 

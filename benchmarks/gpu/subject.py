@@ -18,7 +18,7 @@ from benchmarks.memory_cases import Case as Shape, architecture_of
 from brim.batching import MULTIPLE, Costs, Surface
 from brim.config import load_config, resolve
 from brim.config.schema import Config
-from brim.data.tokens import TokenRow, TokenRows
+from brim.data.tokens import TokenRow, TokenRows, rows_of_step
 from brim.models import LLM, PackedAttention, device_facts, load_llm
 from brim.models.folders import locate
 from brim.workflows.measure.work import random_rows
@@ -54,6 +54,14 @@ def drawn_rows(lengths: Sequence[int], llm: LLM) -> TokenRows:
     """Draw tokens, all of them supervised."""
     vocabulary = int(llm.model.get_input_embeddings().weight.shape[0])
     return random_rows(lengths, vocabulary=vocabulary, supervised=True, seed=SEED)
+
+
+def in_order(rows: TokenRows, size: int) -> list[TokenRow]:
+    """Return the rows as brim's loop takes them, `size` a step."""
+    taken: list[TokenRow] = []
+    while len(taken) < len(rows):
+        taken += rows.take(rows_of_step(num_rows=len(rows), seed=SEED, consumed_samples=len(taken), size=size)[1])
+    return taken
 
 
 def changed(row: TokenRow) -> TokenRow:

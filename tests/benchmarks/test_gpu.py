@@ -125,7 +125,7 @@ def test_figures_of_the_profiler_and_of_pytest_are_counted():
     output = "..F\nFAILED tests/gpu/test_cuda.py::test_a[fp32] - Assertion\n1 failed, 2 passed, 3 skipped in 4.00s"
     assert suite_figures(output) == {"passed": 2, "skipped": 3, "not_passed": ["test_cuda.py::test_a[fp32]"]}
     assert suite_figures("\n61 passed in 4.00s\n") == {"passed": 61, "skipped": 0, "not_passed": []}
-    assert suite_figures("")["passed"] == 0
+    assert suite_figures("INTERNALERROR> no option")["not_passed"] == ["INTERNALERROR> no option"]
 
 
 def test_peers_have_the_most_rows_that_stay_under_the_cap():
