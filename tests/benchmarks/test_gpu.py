@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.attention import attention_errors, exact_attention
 from benchmarks.gpu.cases import Case, Options, Skip, run_cases
-from benchmarks.gpu.correct import counted, suite_figures
+from benchmarks.gpu.correct import counted, suite_figures, waits_at_most
 from benchmarks.gpu.memory import cases as memory_cases
 from benchmarks.gpu.speed import flops_per_token, rows_under_cap
 from benchmarks.gpu.subject import SIZES
@@ -122,6 +122,8 @@ def test_figures_of_the_profiler_and_of_pytest_are_counted():
     seen = {"cudaStreamSynchronize": 3, "Memcpy DtoH (Device -> Pageable)": 6, "cudaLaunchKernel": 30, "aten::mm": 9}
     found = {"streams_waited_for": 1, "copies_to_host": 2, "values_read": 0, "launches": 10, "operators": 3}
     assert counted(seen) == found
+    assert [waits_at_most(most, True, found) for most in (1, 2)] == [False, True]
+    assert not waits_at_most(2, True, {**found, "launches": 0})
     output = "..F\nFAILED tests/gpu/test_cuda.py::test_a[fp32] - Assertion\n1 failed, 2 passed, 3 skipped in 4.00s"
     assert suite_figures(output) == {"passed": 2, "skipped": 3, "not_passed": ["test_cuda.py::test_a[fp32]"]}
     assert suite_figures("\n61 passed in 4.00s\n") == {"passed": 61, "skipped": 0, "not_passed": []}
