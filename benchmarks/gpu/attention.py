@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from benchmarks.gpu.cases import Case, Figures, Options
 from benchmarks.gpu.subject import SEED
-from brim.models import PackedAttention, packed_rows
+from brim.models.packing import PackedAttention, packed_rows
 
 # Rounding makes about half of these: outputs, probabilities and their gradients are rounded to 8 and 11 bits.
 _TOLERANCES: Mapping[torch.dtype, float] = {torch.bfloat16: 1e-2, torch.float16: 2e-3}

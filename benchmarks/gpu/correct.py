@@ -32,8 +32,9 @@ from brim.batching import GradientStep, by_costs
 from brim.data.tokens import TokenRow, TokenRows, pack
 from brim.errors import BrimError
 from brim.infer.engines import FixedRoom, SlotsEngine, StaticEngine, respond_to
-from brim.models import LLM, passing, precision
+from brim.models import LLM, precision
 from brim.models.loss import LogitHead, logit_head, next_token_scores
+from brim.models.packing import passing
 from brim.train import MicroBatchPass
 
 

@@ -19,8 +19,9 @@ from brim.batching import MULTIPLE, Costs, Surface
 from brim.config import load_config, resolve
 from brim.config.schema import Config
 from brim.data.tokens import TokenRow, TokenRows, rows_of_step
-from brim.models import LLM, PackedAttention, device_facts, load_llm
+from brim.models import LLM, device_facts, load_llm
 from brim.models.folders import locate
+from brim.models.packing import PackedAttention
 from brim.workflows.measure.work import random_rows
 
 SEED = 42

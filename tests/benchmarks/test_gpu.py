@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import memory_gpu
-from brim.models import packed
+from brim.models.packing import attention as packed
 
 ABSENT = ("liger_kernel", "trl", "vllm")
 TOY = ["--small", "--device", "cpu", "--out"]

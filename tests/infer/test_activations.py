@@ -11,7 +11,8 @@ from tests.infer.families import ON_CPU, build, rows_of, runs_out
 from brim.errors import InputError
 from brim.infer import VectorStore, collect_activations, first_vectors, named_layers
 from brim.infer.engines import RowsAtOnce
-from brim.models import PackedAttention, precision
+from brim.models import precision
+from brim.models.packing import PackedAttention
 
 
 def collect(model, rows, layers, *, pooling="mean", normalize=False, batches=4, **how):

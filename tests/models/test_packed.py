@@ -6,8 +6,8 @@ from tests.infer.families import FAMILIES, build, rows_of
 from transformers import AutoConfig, LlamaConfig
 
 from brim.data.tokens import collate, pack
-from brim.models import PackedAttention, packed, packing_fit
 from brim.models.loss import LogitHead, logit_head, next_token_loss, next_token_scores
+from brim.models.packing import PackedAttention, attention as packed, packing_fit
 
 UNFIT = {
     *("openai-gpt", "gptj", "codegen", "gemma2", "gpt_neo", "gpt_neox_japanese", "bloom", "mpt", "xglm", "gpt_oss"),

@@ -26,8 +26,9 @@ from brim.config.text import misspelt
 from brim.data.tokens import Batch, TokenRows, collate, pack
 from brim.errors import InputError, WriteError
 from brim.infer.engines import Batches, longest_first
-from brim.models import PackedAttention, Precision, passing
+from brim.models import Precision
 from brim.models.loss import base_model, positions_of
+from brim.models.packing import PackedAttention, passing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

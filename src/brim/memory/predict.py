@@ -24,13 +24,13 @@ from brim.memory.traces import LEAST_TOKENS, Job, Traces
 from brim.models import (
     LOADING_ERRORS,
     no_library_warnings,
-    packing_choice,
     read_architecture,
     require_trainable,
     stored_choices,
     with_stored_quantization,
 )
 from brim.models.folders import ModelFolder, locate, require_floors, without_auto_map
+from brim.models.packing import packing_choice
 from brim.units import format_bytes
 
 if TYPE_CHECKING:

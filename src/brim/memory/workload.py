@@ -29,9 +29,10 @@ from brim.memory.loading import (
     with_loading,
 )
 from brim.memory.trace import Recording, Training, Workload, no_temporaries, traceable_optimizer
-from brim.models import LLM, PackedAttention, PackedRows, cast_products, equip, passing, precision
+from brim.models import LLM, cast_products, equip, precision
 from brim.models.folders import ModelFolder, open_adapter
 from brim.models.loss import next_token_loss, next_token_scores
+from brim.models.packing import PackedAttention, PackedRows, passing
 from brim.storage import sha256
 from brim.train import clip_gradients
 

@@ -14,7 +14,6 @@ from .load import (
     equip as equip,
     load_base as load_base,
     load_llm as load_llm,
-    local_layout as local_layout,
     model_note as model_note,
     no_library_bars as no_library_bars,
     no_library_warnings as no_library_warnings,
@@ -22,14 +21,6 @@ from .load import (
 )
 from .merging import merge_adapter as merge_adapter
 from .needs import notes_on_this_machine as notes_on_this_machine, require_trainable as require_trainable
-from .packed import (
-    PackedAttention as PackedAttention,
-    PackedRows as PackedRows,
-    packed_rows as packed_rows,
-    packing_choice as packing_choice,
-    packing_fit as packing_fit,
-    passing as passing,
-)
 from .quantization import (
     require_bitsandbytes as require_bitsandbytes,
     stored_choices as stored_choices,

@@ -30,7 +30,7 @@ from brim.models.adapters import RowDropout, add_adapter, attention_choice, drop
 from brim.models.device import Precision, cast_products, precision
 from brim.models.folders import Initialize, ModelFolder
 from brim.models.loss import LogitHead, NoLogitHead, chunk_rows, logit_head
-from brim.models.packed import PackedAttention, packing_choice
+from brim.models.packing import PackedAttention, packing_choice
 from brim.models.quantization import quantization_for, require_bitsandbytes, settle_layers, without_quantization
 from brim.notes import Note, planned
 from brim.units import format_bytes, format_count, format_parameters
@@ -129,16 +129,11 @@ def load_llm(
         quantization=config.quantization,
         products_dtype=kind.autocast_dtype if frozen and not keeps_digits else None,
     )
-    layout = local_layout(config, folder, device)
-    config = config if layout is None else config.having(layout.key, layout.value)
-    return equip(model, config, folder, device, trainable=trainable)
-
-
-def local_layout(config: Config, folder: ModelFolder, device: torch.device) -> Choice | None:
-    """Say whether rows are packed on this device; None where nothing is open. Raises as `packing_choice` does."""
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     read = partial(read_architecture, folder, trust_remote_code=config.trust_remote_code)
-    return packing_choice(config, read, capability=capability)
+    layout = packing_choice(config, read, capability=capability)
+    config = config if layout is None else config.having(layout.key, layout.value)
+    return equip(model, config, folder, device, trainable=trainable)
 
 
 def equip(model: PreTrainedModel, config: Config, folder: ModelFolder, device: torch.device, *, trainable: bool) -> LLM:

@@ -14,7 +14,7 @@ from brim.config.schema import NoTrainer
 from brim.memory import UntraceableError
 from brim.memory.closed_form import forward_bound
 from brim.memory.devices import Budget
-from brim.models import LLM, local_layout
+from brim.models import LLM
 from brim.planning.costs import ForwardPasses, Shape, Traces, enough_tokens, forward_costs
 from brim.planning.plan import ForwardPlan, Source, Unplanned
 from brim.planning.request import NOT_TRACED, WORTH_TRACING_S, ForwardRequest
@@ -43,8 +43,6 @@ def plan_forward(
         config = config.model_copy(
             update={"trainer": NoTrainer(chunked_loss=config.trainer.chunked_loss, packing=config.trainer.packing)}
         )
-    layout = local_layout(config, session.folder, session.device)
-    config = config if layout is None else config.having(layout.key, layout.value)
     request = ForwardRequest(
         **ForwardRequest.at_hand(session),
         config=config,
@@ -53,6 +51,9 @@ def plan_forward(
         beside_bytes=beside_bytes,
         whole_tokens=whole_tokens,
     )
+    layout = request.layout()
+    if layout is not None:
+        request = replace(request, config=config.having(layout.key, layout.value))
     budget = request.budget()
     request.keep_to(budget)
     try:

@@ -25,6 +25,7 @@ from brim.memory.cuda import CudaTarget
 from brim.memory.devices import Budget, Device, budget_of, device_at_hand, enforce
 from brim.models import LLM, read_architecture
 from brim.models.folders import ModelFolder
+from brim.models.packing import packing_choice
 from brim.notes import Say
 from brim.planning.candidates import Task
 from brim.planning.costs import Calibrations, Correction, TracedWorkload, Traces, versions
@@ -131,6 +132,11 @@ class Request:
         """Have the process exceed no budget that the configuration sets."""
         if self.config.memory.budget != "auto":
             enforce(budget, self.device)
+
+    def layout(self) -> Choice | None:
+        """Say whether rows are packed; None where nothing is open."""
+        capability = None if self.device.is_cpu else self.device.capability or (8, 0)
+        return packing_choice(self.config, lambda: self.architecture, capability=capability)
 
     def tracing(self) -> AbstractContextManager[None]:
         """Let one thread trace at a time. Raises UntraceableError for an architecture that cannot be traced."""

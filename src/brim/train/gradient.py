@@ -23,8 +23,9 @@ from torch.utils.hooks import RemovableHandle
 from brim.batching import NUM_GROUPS, GradientStep, NoiseMeasurement, Part, StepOutcome
 from brim.batching.memory import OutOfMemory, attempt, random_states, restore_random_states
 from brim.data.tokens import TokenRow, collate, pack
-from brim.models import LLM, passing
+from brim.models import LLM
 from brim.models.loss import next_token_loss
+from brim.models.packing import passing
 from brim.train.job import TrainJob
 
 OnEvent = Callable[[Mapping[str, Any]], None]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
-    from brim.models import PackedRows
+    from brim.models.packing import PackedRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ def pack(rows: Iterable[TokenRow], *, pad_id: int) -> Batch:
     import torch
 
     from brim.batching import MULTIPLE
-    from brim.models import packed_rows
+    from brim.models.packing import packed_rows
 
     rows = list(rows)
     lengths = [len(row.input_ids) for row in rows]

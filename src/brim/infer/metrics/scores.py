@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from brim.data.tokens import TokenRow, TokenRows, collate, pack
 from brim.infer.engines import Batches, Response, RowsAtOnce, longest_first
 from brim.infer.metrics.answers import Floats, Measure
-from brim.models import PackedAttention, Precision, passing
+from brim.models import Precision
 from brim.models.loss import LogitHead, next_token_scores, target_logits
+from brim.models.packing import PackedAttention, passing
 
 _MOST_TOKENS = 4096
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from brim.models.loss.chunked import LogitTransform, chunked_loss_sum, chunked_scores
-from brim.models.packed import PackedRows
+from brim.models.packing import PackedRows
 
 
 class TokenBatch(Protocol):

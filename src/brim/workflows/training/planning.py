@@ -23,7 +23,7 @@ from brim.data.tokens import TokenRows, load_encoder
 from brim.errors import ConfigError, InputError
 from brim.memory import MOST_MADE_UP, MOST_TOKENS, Asked, UntraceableError, ask, require_in_context, require_whole
 from brim.memory.devices import settle_heap
-from brim.models import LLM, local_layout, model_note, no_library_warnings
+from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import Note, Say, planned, planned as planned_line, status, warning
 from brim.planning import PlanRequest, TrainingPlan, keep, plan_run, short_plan, too_long
 from brim.report import listening, show
@@ -237,8 +237,13 @@ def plan_of_run(
 
     Raises InputError naming the rows that do not fit, where batches are partitioned by length.
     """
-    session = _laid_out(session, say)
     request = request_of(session, prepared, course=None if checkpoint is None else checkpoint.state["course"])
+    layout = request.layout()
+    if layout is not None:
+        for line in choice_notes([layout]):
+            say(line)
+        session = with_choices(session, [layout])
+        request = replace(request, config=session.config)
     request.keep_to(request.budget())
     saved = None if checkpoint is None or replan else _still_holds(request, session, run, checkpoint, say)
     if saved is not None and checkpoint is not None:
@@ -271,16 +276,6 @@ def plan_of_run(
     for line in [*(line for line in told if line not in chosen), *chosen, *heap]:  # the plan's advice has choices, too
         say(line)
     return RunPlan(session=with_choices(session, planned.choices), request=request, plan=planned.plan)
-
-
-def _laid_out(session: Session, say: Say) -> Session:
-    """Return the session with its rows' layout chosen, where that is open."""
-    choice = local_layout(session.config, session.folder, session.device)
-    if choice is None:
-        return session
-    for line in choice_notes([choice]):
-        say(line)
-    return with_choices(session, [choice])
 
 
 def _without_plan(request: PlanRequest) -> Iterator[str]:
