@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.report import print_table
-from brim.models.adapters import RowDropout, drop_by_row
+from brim.models.dropout import RowDropout, drop_by_row
 
 _BASE = Path(__file__).parents[1] / "examples" / "stdlib_code" / "base-model"
 _TOKENS = 139  # the median of the example's rows

@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from brim.config.schema import LoraConfig
 from brim.errors import ModelError
 from brim.models import is_adapted, own_dropout
-from brim.models.adapters import add_adapter, drop_by_row
+from brim.models.adapters import add_adapter
+from brim.models.dropout import drop_by_row
 
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
 

@@ -1,4 +1,4 @@
-from .adapters import is_adapted as is_adapted, own_dropout as own_dropout
+from .adapters import is_adapted as is_adapted
 from .device import (
     Precision as Precision,
     cast_products as cast_products,
@@ -8,6 +8,7 @@ from .device import (
     pick_device as pick_device,
     precision as precision,
 )
+from .dropout import own_dropout as own_dropout
 from .load import (
     LLM as LLM,
     LOADING_ERRORS as LOADING_ERRORS,

@@ -1,27 +1,18 @@
 """Put LoRA adapters on a base model, through PEFT.
 
 It also says which attention kernel `model_parameters.attn_implementation: auto` has become.
-
-An adapter's dropout is drawn for each row by itself where that is asked for, so that it does not depend on the rows
-beside it. The dropout that a base model brings with it is read from its configuration. Legend: B rows, T tokens of the
-longest, D features.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import nn
 
 from brim.config import Choice
 from brim.config.schema import LoraConfig
@@ -197,126 +188,3 @@ def attention_choice(setting: str, model: PreTrainedModel) -> tuple[Choice, ...]
     chosen: str = model.config._attn_implementation
     reason = f"{type(model).__name__} has {'it' if chosen == 'sdpa' else 'no sdpa'}"
     return (Choice(key=_KEY, value=chosen, reason=reason),)
-
-
-# As transformers' configurations name them: attention_dropout, resid_pdrop, hidden_dropout_prob, dropout_rate, …
-_ENDINGS = ("dropout", "pdrop", "dropout_prob", "dropout_p", "dropout_rate")
-
-
-# Of heads that a language model does not have.
-_OF_OTHER_HEADS = {"classifier_dropout", "classifier_dropout_prob", "summary_first_dropout", "final_dropout"}
-
-
-def own_dropout(settings: Mapping[str, Any]) -> dict[str, float]:
-    """Return name and rate of each dropout that is active in training.
-
-    settings: config.json with the architecture's defaults (`PretrainedConfig.to_dict`).
-    """
-    text = settings.get("text_config")
-    merged = {**settings, **(text if isinstance(text, Mapping) else {})}
-    return {
-        name: float(value)
-        for name, value in merged.items()
-        if name.endswith(_ENDINGS) and name not in _OF_OTHER_HEADS and isinstance(value, int | float) and value > 0
-    }
-
-
-_WORD = 1 << 64
-
-
-_PARTS = 1 << 16  # of a probability: a random number has 16 bits, four of them in an int64
-
-
-_LOWEST = -(1 << 15)
-
-
-class RowDropout:
-    """Draw the dropout of all of a model's adapter layers; `of_rows` sets the rows that it is drawn for."""
-
-    def __init__(self, *, seed: int) -> None:
-        self._seed = seed
-        self._rows: _Rows | None = None
-        self._generator = cache(torch.Generator)  # of a device
-
-    @contextmanager
-    def of_rows(self, keys: Sequence[int], lengths: Sequence[int], *, step: int) -> Iterator[None]:
-        """Set the rows of a micro-batch, for its forward and its backward pass, which may recompute activations.
-
-        keys: identify each row, whatever is beside it in a batch. lengths: tokens without padding.
-        """
-        start = _mixed(_mixed(self._seed) ^ step)
-        self._rows = _Rows(seeds=[_mixed(start ^ int(key)) for key in keys], lengths=[int(each) for each in lengths])
-        try:
-            yield
-        finally:
-            self._rows = None
-
-    def kept(self, x: Tensor, layer: _LayerDropout) -> Tensor:
-        """Return what a layer keeps of its input: [B, T, D] bool. Padding is always kept, or always dropped."""
-        rows = self._rows
-        assert rows is not None, "the rows are set before the forward pass (RowDropout.of_rows)"
-        if x.ndim != 3 or x.shape[:2] != (len(rows.lengths), max(rows.lengths)):
-            raise _not_by_row(layer.name, x, rows)
-        num_features = x.shape[2]
-        random = torch.zeros((*x.shape[:2], -(-num_features // 4)), dtype=torch.int64, device=x.device)
-        generator = self._generator(x.device)
-        for row, seed, length in zip(random, rows.seeds, rows.lengths, strict=True):
-            generator.manual_seed(_mixed(seed ^ layer.seed))
-            row[:length].random_(-(1 << 63), None, generator=generator)  # for each row as many numbers as it has tokens
-        return random.view(torch.int16)[..., :num_features] >= _LOWEST + layer.num_dropped
-
-
-def drop_by_row(model: nn.Module, *, seed: int) -> RowDropout | None:
-    """Let a model's LoRA layers draw their dropout by row; None where they have none. The base's own stays as it is."""
-    from peft.tuners.lora import LoraLayer
-
-    dropout = RowDropout(seed=seed)
-    found = False
-    for name, layer in model.named_modules():
-        if not isinstance(layer, LoraLayer):
-            continue
-        for adapter, each in layer.lora_dropout.items():
-            if isinstance(each, nn.Dropout) and each.p > 0:
-                by_row = _LayerDropout(each.p, name=f"{name}.{adapter}", dropout=dropout)
-                layer.lora_dropout[adapter] = by_row.train(each.training)
-                found = True
-    return dropout if found else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
-    seeds: list[int]
-    lengths: list[int]
-
-
-class _LayerDropout(nn.Module):
-    """Replace nn.Dropout, with masks by row."""
-
-    def __init__(self, p: float, *, name: str, dropout: RowDropout) -> None:
-        super().__init__()
-        self.name = name
-        self.num_dropped = min(round(p * _PARTS), _PARTS - 1)  # of _PARTS
-        self.seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
-        self._scale = _PARTS / (_PARTS - self.num_dropped)
-        self._dropout = dropout
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
-        return (x * self._dropout.kept(x, self)).mul_(self._scale)
-
-
-def _mixed(number: int) -> int:
-    """Run one step of SplitMix64 (Steele, Lea, Flood 2014): 64 bits that look random, the same on every machine."""
-    number = (number + 0x9E3779B97F4A7C15) % _WORD
-    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
-    number = (number ^ (number >> 27)) * 0x94D049BB133111EB % _WORD
-    return number ^ (number >> 31)
-
-
-def _not_by_row(name: str, x: Tensor, rows: _Rows) -> ModelError:
-    return ModelError(
-        what=f"trainer.dropout_by_row: the adapter's layer {name} sees {list(x.shape)}, not rows of tokens",
-        expected=f"{len(rows.lengths)} × {max(rows.lengths)} × features: rows × tokens × features",
-        fix="set trainer.dropout_by_row: false or adapter.dropout: 0, or leave the layer out of adapter.target_modules",
-    )

@@ -26,8 +26,9 @@ from brim.batching.memory import is_out_of_memory
 from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer, QuantizationConfig
 from brim.errors import BrimError, ConfigError, ModelError, Problem
-from brim.models.adapters import RowDropout, add_adapter, attention_choice, drop_by_row, is_adapted
+from brim.models.adapters import add_adapter, attention_choice, is_adapted
 from brim.models.device import Precision, cast_products, precision
+from brim.models.dropout import RowDropout, drop_by_row
 from brim.models.folders import Initialize, ModelFolder
 from brim.models.loss import LogitHead, NoLogitHead, chunk_rows, logit_head
 from brim.models.packing import PackedAttention, packing_choice

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from brim.errors import CheckpointError
+from brim.models import LLM
 from brim.storage import MANIFEST, remove_folder, remove_unfinished, verified, whole_folder, write_manifest, writing
 
 _STATE = "state.json"
@@ -216,6 +217,19 @@ def restore_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, weight in weights.items():
             weight.copy_(tensors[name])
+
+
+def require_masks(llm: LLM, masks: str | None, *, step: int) -> None:
+    """Raise CheckpointError where dropout is drawn by row, and the checkpoint's run drew it otherwise.
+
+    masks: how it did; None where that was not said, by versions that drew from a generator for each row.
+    """
+    if llm.row_dropout is not None and masks != llm.row_dropout.masks:
+        raise CheckpointError(
+            what=f"trainer.dropout_by_row: the run of this checkpoint (step {step}) drops other elements of its rows",
+            expected="the version of brim in the run's environment.json",
+            fix="install that version, or train into another folder",
+        )
 
 
 def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

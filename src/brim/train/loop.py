@@ -27,6 +27,7 @@ from brim.train.checkpoint import (
     Checkpoint,
     TrainState,
     optimizer_state,
+    require_masks,
     restore_optimizer,
     restore_weights,
     trained_weights,
@@ -63,8 +64,10 @@ class Loop:
         """Put weights, optimizer, random states and loss scale back to where the checkpoint left them.
 
         keep_cutter: the cutter's limits, too. A checkpoint of a version that had none leaves them as they are.
+        Raises CheckpointError when the checkpoint holds other weights, or the run drops other elements of its rows.
         """
         job, saved = self._job, checkpoint.state
+        require_masks(job.llm, saved.get("row_masks"), step=checkpoint.step)
         restore_weights(job.llm.model, checkpoint.tensors["model"])
         restore_optimizer(job.optimizer, checkpoint.tensors.get("optimizer", {}), saved["optimizer"])
         job.rates.restore(saved["rates"])
@@ -257,6 +260,7 @@ class Loop:
                 "cutter": job.cutter.state(),
                 "course": job.length.course(),
                 "owes_evaluation": self._owes_evaluation,
+                "row_masks": None if job.llm.row_dropout is None else job.llm.row_dropout.masks,
                 "settings": job.settings,
                 "logs": logs,
             },

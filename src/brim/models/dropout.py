@@ -1,0 +1,231 @@
+"""Draw an adapter's dropout, so that it can be drawn again: from PyTorch's generator, or by row.
+
+An adapter's dropout is drawn for each row by itself where that is asked for, so that it does not depend on the rows
+beside it, nor on the layout of the batch. The dropout that a base model brings with it is read from its configuration.
+Legend: B rows, T tokens of the longest, N tokens, D features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from brim.errors import ModelError
+
+Mask = Callable[[Tensor], Tensor]  # of [N, D], which elements to keep: [N, D] bool, the same at each call
+
+
+def mask_of(dropout: nn.Module, x: Tensor) -> tuple[Mask | None, float]:
+    """Return what a layer's dropout keeps of its input, None for all of it, and what the rest is multiplied by."""
+    if isinstance(dropout, RowMasks):
+        return (dropout.mask_of(x), dropout.scale) if dropout.training else (None, 1.0)
+    if isinstance(dropout, nn.Dropout) and dropout.training and dropout.p > 0:
+        return _DrawnMask(dropout.p), 1 / (1 - dropout.p)
+    return None, 1.0
+
+
+class _DrawnMask:
+    """Draw a mask from PyTorch's generator, and the same one again afterwards.
+
+    On a CPU it is the one that nn.Dropout would draw, so that runs begun with that go on as they would have.
+    """
+
+    def __init__(self, p: float) -> None:
+        self._p = p
+        self._state: Tensor | None = None  # of the generator, when the mask was drawn
+
+    def __call__(self, x: Tensor) -> Tensor:
+        generator = _generator(x.device)
+        now = generator.get_state()
+        if self._state is None:
+            self._state = now
+            return self._draw(x)
+        generator.set_state(self._state)
+        try:
+            return self._draw(x)
+        finally:
+            generator.set_state(now)
+
+    def _draw(self, x: Tensor) -> Tensor:
+        return torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - self._p)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    """Return the generator that PyTorch draws from on a device."""
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return torch.cuda.default_generators[index]
+    if device.type == "mps":
+        return torch.mps._get_default_mps_generator()
+    return torch.default_generator
+
+
+_WORD = 1 << 64
+
+
+_PARTS = 1 << 16  # of a probability: a random number has 16 bits, four of them in an int64
+
+
+_LOWEST = -(1 << 15)
+
+
+# SplitMix64 (Steele, Lea, Flood 2014): the step between two numbers, and the factors that mix one.
+_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def keep_mask(seeds: Tensor, positions: Tensor, *, layer: int, num_features: int, num_dropped: int) -> Tensor:
+    """Return what a layer keeps of tokens: [N, num_features] bool.
+
+    It depends on nothing but the arguments, whatever the device and the layout: padded, packed, recomputed.
+
+    seeds: of each token's row, [N] int64. positions: of each token in its row, [N] int64. layer: its seed.
+    num_dropped: how many of 65,536 are dropped.
+    """
+    start = _mix_(_mix_(seeds ^ _signed(layer)) + positions)
+    steps = torch.arange(1, -(-num_features // 4) + 1, device=seeds.device) * _signed(_STEP)
+    random = _mix_(start[:, None] + steps)
+    return random.view(torch.int16)[:, :num_features] >= _LOWEST + num_dropped
+
+
+def _mix_(numbers: Tensor) -> Tensor:
+    """Mix int64 numbers in place as `_mixed` does after its step."""
+    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
+        # A shift of int64 repeats the sign, which is taken off.
+        numbers ^= (numbers >> shift).bitwise_and_((1 << (64 - shift)) - 1)
+        if factor is not None:
+            numbers *= _signed(factor)
+    return numbers
+
+
+def _mixed(number: int) -> int:
+    """Run one step of SplitMix64: 64 bits that look random, the same on every machine."""
+    number = (number + _STEP) % _WORD
+    number = (number ^ (number >> 30)) * _FIRST % _WORD
+    number = (number ^ (number >> 27)) * _SECOND % _WORD
+    return number ^ (number >> 31)
+
+
+def _signed(number: int) -> int:
+    """Return the int64 of the same 64 bits."""
+    return number - _WORD if number >= _WORD // 2 else number
+
+
+class RowDropout:
+    """Hold the rows that the dropout of all of a model's adapter layers is drawn for; `of_rows` sets them."""
+
+    masks = "splitmix64"  # how they are drawn, by `keep_mask`: a run that was begun otherwise cannot go on
+
+    def __init__(self, *, seed: int) -> None:
+        self._seed = seed
+        self._rows: _Rows | None = None
+
+    @contextmanager
+    def of_rows(self, keys: Sequence[int], lengths: Sequence[int], *, step: int) -> Iterator[None]:
+        """Set the rows of a micro-batch, for its forward and its backward pass, which may recompute activations.
+
+        keys: identify each row, whatever is beside it in a batch. lengths: tokens without padding.
+        """
+        start = _mixed(_mixed(self._seed) ^ step)
+        self._rows = _Rows(seeds=[_signed(_mixed(start ^ int(key))) for key in keys], longest=max(map(int, lengths)))
+        try:
+            yield
+        finally:
+            self._rows = None
+
+    def tokens_of(self, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
+        """Return the seeds and the positions of a layer's input [B, T, D], padding's too: [B · T] each."""
+        rows = self._rows
+        assert rows is not None, "the rows are set before the forward pass (RowDropout.of_rows)"
+        if x.ndim != 3 or x.shape[:2] != (len(rows.seeds), rows.longest):
+            raise _not_by_row(layer, x, rows)
+        if rows.tokens is None or rows.tokens[0].device != x.device:
+            rows.tokens = rows.on(x.device)
+        return rows.tokens
+
+
+def drop_by_row(model: nn.Module, *, seed: int) -> RowDropout | None:
+    """Let a model's LoRA layers draw their dropout by row; None where they have none. The base's own stays as it is."""
+    from peft.tuners.lora import LoraLayer
+
+    dropout = RowDropout(seed=seed)
+    found = False
+    for name, layer in model.named_modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        for adapter, each in layer.lora_dropout.items():
+            if isinstance(each, nn.Dropout) and each.p > 0:
+                by_row = RowMasks(each.p, name=f"{name}.{adapter}", dropout=dropout)
+                layer.lora_dropout[adapter] = by_row.train(each.training)
+                found = True
+    return dropout if found else None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Rows:
+    seeds: list[int]
+    longest: int  # tokens
+    tokens: tuple[Tensor, Tensor] | None = None  # seeds and positions, where a layer has asked for them
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        seeds = torch.tensor(self.seeds, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+        positions = torch.arange(self.longest, device=device).repeat(len(self.seeds))
+        return seeds.repeat_interleave(self.longest, output_size=len(positions)), positions
+
+
+class RowMasks(nn.Module):
+    """Replace a layer's nn.Dropout, with masks by row."""
+
+    def __init__(self, p: float, *, name: str, dropout: RowDropout) -> None:
+        super().__init__()
+        num_dropped = min(round(p * _PARTS), _PARTS - 1)
+        self.scale = _PARTS / (_PARTS - num_dropped)
+        self._name, self._dropout, self._num_dropped = name, dropout, num_dropped
+        self._seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+
+    def mask_of(self, x: Tensor) -> Mask:
+        """Return what is kept of an input [B, T, D], as a function of what has its tokens and features."""
+        seeds, positions = self._dropout.tokens_of(x, self._name)
+        kept = partial(keep_mask, seeds, positions, layer=self._seed, num_dropped=self._num_dropped)
+        return lambda tokens: kept(num_features=tokens.shape[-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        return (x * self.mask_of(x)(x).view(x.shape)).mul_(self.scale)
+
+
+def _not_by_row(name: str, x: Tensor, rows: _Rows) -> ModelError:
+    return ModelError(
+        what=f"trainer.dropout_by_row: the adapter's layer {name} sees {list(x.shape)}, not rows of tokens",
+        expected=f"{len(rows.seeds)} × {rows.longest} × features: rows × tokens × features",
+        fix="set trainer.dropout_by_row: false or adapter.dropout: 0, or leave the layer out of adapter.target_modules",
+    )
+
+
+# As transformers' configurations name them: attention_dropout, resid_pdrop, hidden_dropout_prob, dropout_rate, …
+_ENDINGS = ("dropout", "pdrop", "dropout_prob", "dropout_p", "dropout_rate")
+
+
+# Of heads that a language model does not have.
+_OF_OTHER_HEADS = {"classifier_dropout", "classifier_dropout_prob", "summary_first_dropout", "final_dropout"}
+
+
+def own_dropout(settings: Mapping[str, Any]) -> dict[str, float]:
+    """Return name and rate of each dropout that is active in training.
+
+    settings: config.json with the architecture's defaults (`PretrainedConfig.to_dict`).
+    """
+    text = settings.get("text_config")
+    merged = {**settings, **(text if isinstance(text, Mapping) else {})}
+    return {
+        name: float(value)
+        for name, value in merged.items()
+        if name.endswith(_ENDINGS) and name not in _OF_OTHER_HEADS and isinstance(value, int | float) and value > 0
+    }
