@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.report import print_table
+from brim.models.adapter_function import use_adapter_function
 from brim.models.dropout import RowDropout, drop_by_row
 
 _BASE = Path(__file__).parents[1] / "examples" / "stdlib_code" / "base-model"
@@ -73,6 +74,7 @@ def _model(rate: float) -> nn.Module:
     base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(_BASE), dtype=torch.float32)
     lora = peft.LoraConfig(r=16, lora_alpha=32, lora_dropout=rate, target_modules="all-linear", task_type="CAUSAL_LM")
     adapted: nn.Module = peft.get_peft_model(base, lora)
+    use_adapter_function(adapted)
     return adapted.train()
 
 

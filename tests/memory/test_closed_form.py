@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import peft
 import pytest
 import torch
 from tests.memory.tiny_architectures import FAMILIES, GPT, SMALL
+from tests.memory.traced import Births
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from brim.config import load_config
@@ -25,6 +25,7 @@ from brim.memory.closed_form.trained import (
     optimizer_state,
 )
 from brim.memory.workload import stored_dtype
+from brim.models.adapters import add_adapter
 from brim.models.loss import chunk_rows
 
 MODELS = Path(__file__).parents[2] / "benchmarks" / "data" / "memory" / "models"
@@ -82,32 +83,23 @@ WIDE = {**SMALL, "hidden_size": 64, "intermediate_size": 176}
 WIDE |= {"residual_dropout": 0, "embedding_dropout": 0}
 WIDE_GPT2 = {**GPT, "n_embd": 64}
 WIDE_GPT2 |= {"resid_pdrop": 0, "attn_pdrop": 0, "embd_pdrop": 0}
-ADAPTER = LoraConfig(type="lora", r=8, target_modules=("q_proj", "up_proj", "down_proj"), dropout=0)
+ADAPTER = LoraConfig(type="lora", r=8, target_modules=("q_proj", "up_proj", "down_proj"), dropout=0.1)
 
 
 def saved_by_a_layer(kind, sizes, *, dtype, lora, attention):
-    """Bytes a token that autograd saves in one more layer, weights apart."""
+    """Bytes a token that live after a forward pass of one more layer, weights apart."""
 
     def saved(layers):
         depth = {"n_layer" if "n_layer" in sizes else "num_hidden_layers": layers}
         config = AutoConfig.for_model(kind, **{**sizes, **depth})
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype).train()
         if lora is not None:
-            targets = list(lora.target_modules)
-            settings = peft.LoraConfig(r=lora.r, target_modules=targets, lora_dropout=0, task_type="CAUSAL_LM")
-            model = peft.get_peft_model(model, settings)
-        weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-        kept = {}
-
-        def keep(tensor):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in weights:
-                kept[storage.data_ptr()] = storage  # held, so that no other one gets its address
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            model(input_ids=torch.zeros(ROWS, TOKENS, dtype=torch.long), use_cache=False)
-        return sum(storage.nbytes() for storage in kept.values())
+            model = add_adapter(model, lora, seed=0, trainable=True).train()
+        ids = torch.zeros(ROWS, TOKENS, dtype=torch.long)
+        with Births() as births:
+            out = model(input_ids=ids, use_cache=False)
+            assert out.logits.requires_grad  # held here, and all that it keeps
+        return births.live_bytes
 
     return (saved(3) - saved(2)) / (ROWS * TOKENS)
 
@@ -135,15 +127,24 @@ def test_the_rule_is_within_a_hundredth_of_what_is_saved(kind, sizes, dtype, lor
     assert 0 <= saved - sum(part.bytes_per_token for part in parts) <= 0.01 * saved
 
 
-def test_dropout_adds_its_mask_of_a_byte():
-    architecture = read_architecture({"model_type": "llama", **WIDE})
-    arithmetic = Arithmetic(compute_bytes=2, residual_bytes=2, autocast=False)
-
-    lora = LoraConfig(type="lora", r=8, target_modules=("q_proj", "down_proj"), dropout=0.1)
-    parts = kept_in_a_layer(architecture, arithmetic, lora=lora, attention="sdpa", sequence_length=8)
+def adapter_part(*, recomputed=False, **settings):
+    lora = LoraConfig(type="lora", r=8, target_modules=("q_proj", "k_proj", "down_proj"), dropout=0.1, **settings)
+    parts = kept_in_a_layer(
+        read_architecture({"model_type": "llama", **WIDE}),
+        Arithmetic(compute_bytes=2, residual_bytes=2, autocast=False),
+        lora=lora,
+        attention="sdpa",
+        sequence_length=8,
+        recomputed=recomputed,
+    )
     (adapter,) = (part for part in parts if part.name == "adapter")
-    assert adapter.bytes_per_token == (64 + 176) * 4 + 2 * 8 * 4 + 64 + 176
-    assert adapter.formula == "240 × 4 B + 2 × 8 × 4 B + 240 × 1 B"
+    return adapter.formula, adapter.bytes_per_token
+
+
+def test_an_adapter_keeps_an_input_once_a_product_where_it_is_recomputed_and_dropouts_mask_with_dora():
+    assert adapter_part() == ("64 × 2 B + 3 × 8 × 2 B + 304 × 1 bit", 214)
+    assert adapter_part(recomputed=True) == ("240 × 2 B + 3 × 8 × 2 B + 304 × 1 bit", 566)
+    assert adapter_part(use_dora=True) == ("304 × 4 B + 3 × 8 × 4 B + 304 × 1 B", 1616)
 
 
 def worked(base, phase="train", rows=1, tokens=2048, world_size=1, chunked_loss=False, **keys):

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
 
-from brim.models.dropout import keep_mask
+from brim.models.dropout import keep_mask, mask_of
 
 WORD = 1 << 64
 
@@ -50,3 +51,11 @@ def test_a_tokens_mask_is_the_same_padded_packed_or_alone():
     assert torch.equal(packed, torch.cat([padded[row, :length] for row, length in enumerate(lengths)]))
     alone = [keep_mask(seed[None], at[None], **settings) for seed, at in zip(of_tokens, positions, strict=True)]
     assert torch.equal(packed, torch.cat(alone))
+
+
+@pytest.mark.parametrize("shape", [(3, 64), (5, 7), (1, 1)])
+def test_a_drawn_mask_comes_back_from_its_bits(shape):
+    mask, _ = mask_of(nn.Dropout(0.5), torch.empty(shape))
+    drawn, held = mask.draw(torch.empty(shape, dtype=torch.bfloat16))
+    assert held.nbytes == -(-drawn.numel() // 8)
+    assert torch.equal(mask.again(torch.empty(shape), held), drawn)

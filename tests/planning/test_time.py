@@ -3,6 +3,7 @@
 import re
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -171,9 +172,11 @@ def estimated_tokens_per_s(given):
 def test_estimates_are_a_fifth_too_fast_for_each_way_to_train():
     """Measured by foundation-model-stack/fms-acceleration, scripts/benchmarks/refs/a100_80gb.csv at
     24bdadb228e2d55bc0c69deec034b86a73da6917, lines 10, 34 and 78: activation checkpointing, FlashAttention 2, whole
-    logits, AdamW. The estimates take the best shape's speed for every product; no figure in them was fitted to these.
+    logits, AdamW, PEFT's own LoRA. The estimates take the best shape's speed for every product; no figure in them was
+    fitted to these.
     """
-    off = {name: estimated_tokens_per_s(given) / measured for name, (given, measured) in RUNS.items()}
+    with patch("brim.models.adapters.use_adapter_function", lambda model: None):
+        off = {name: estimated_tokens_per_s(given) / measured for name, (given, measured) in RUNS.items()}
     assert all(1.0 < ratio < 1.3 for ratio in off.values())
     assert max(off.values()) / min(off.values()) < 1.05  # so that they are compared rightly
     assert off["LoRA"] == pytest.approx(1.2, abs=0.03)

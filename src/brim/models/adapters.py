@@ -17,6 +17,7 @@ from torch import nn
 from brim.config import Choice
 from brim.config.schema import LoraConfig
 from brim.errors import ModelError
+from brim.models.adapter_function import use_adapter_function
 from brim.models.folders import WEIGHTS, AdapterFolder, differs, open_adapter, require_same, unusable
 from brim.models.needs import experts_with_dropout
 from brim.models.quantization import require_bitsandbytes
@@ -39,9 +40,10 @@ def add_adapter(model: PreTrainedModel, settings: LoraConfig, *, seed: int, trai
     if find_spec("bitsandbytes") is not None:
         require_bitsandbytes()  # PEFT imports it for any adapter
     torch.manual_seed(seed)
-    if settings.pretrained_adapter_weights is not None:
-        return _pretrained(model, settings, settings.pretrained_adapter_weights, trainable=trainable)
-    return _new(model, settings)
+    weights = settings.pretrained_adapter_weights
+    adapted = _new(model, settings) if weights is None else _pretrained(model, settings, weights, trainable=trainable)
+    use_adapter_function(adapted)
+    return adapted
 
 
 def is_adapted(model: nn.Module) -> bool:

@@ -8,63 +8,70 @@ Legend: B rows, T tokens of the longest, N tokens, D features.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from brim.errors import ModelError
 
-Mask = Callable[[Tensor], Tensor]  # of [N, D], which elements to keep: [N, D] bool, the same at each call
+
+class Mask(Protocol):
+    """Find twice what is kept of an input [N, D]: 1 where it is, else 0, in uint8, which multiplies fastest."""
+
+    def draw(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the mask [N, D], and what must be held for it to be found again; None: nothing."""
+
+    def again(self, x: Tensor, held: Tensor | None) -> Tensor:
+        """Return the same mask, in the backward pass."""
 
 
 def mask_of(dropout: nn.Module, x: Tensor) -> tuple[Mask | None, float]:
     """Return what a layer's dropout keeps of its input, None for all of it, and what the rest is multiplied by."""
-    if isinstance(dropout, RowMasks):
+    if isinstance(dropout, RowDropoutLayer):
         return (dropout.mask_of(x), dropout.scale) if dropout.training else (None, 1.0)
     if isinstance(dropout, nn.Dropout) and dropout.training and dropout.p > 0:
-        return _DrawnMask(dropout.p), 1 / (1 - dropout.p)
+        return _DrawnMask(p=dropout.p), 1 / (1 - dropout.p)
     return None, 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _DrawnMask:
-    """Draw a mask from PyTorch's generator, and the same one again afterwards.
+    """Draw a mask from PyTorch's generator, and hold it in bits: to draw it again takes a CPU as long as a product.
 
     On a CPU it is the one that nn.Dropout would draw, so that runs begun with that go on as they would have.
     """
 
-    def __init__(self, p: float) -> None:
-        self._p = p
-        self._state: Tensor | None = None  # of the generator, when the mask was drawn
+    p: float
 
-    def __call__(self, x: Tensor) -> Tensor:
-        generator = _generator(x.device)
-        now = generator.get_state()
-        if self._state is None:
-            self._state = now
-            return self._draw(x)
-        generator.set_state(self._state)
-        try:
-            return self._draw(x)
-        finally:
-            generator.set_state(now)
+    def draw(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - self.p).view(torch.uint8)
+        return mask, _packed(mask)
 
-    def _draw(self, x: Tensor) -> Tensor:
-        return torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - self._p)
+    def again(self, x: Tensor, held: Tensor | None) -> Tensor:
+        assert held is not None, "it was drawn"
+        return _unpacked(held, x.numel()).view(x.shape)
 
 
-def _generator(device: torch.device) -> torch.Generator:
-    """Return the generator that PyTorch draws from on a device."""
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        return torch.cuda.default_generators[index]
-    if device.type == "mps":
-        return torch.mps._get_default_mps_generator()
-    return torch.default_generator
+# Eight bytes of 0 or 1 are a word. Times the first, its upper byte has them as bits, the lowest byte as the lowest one.
+# The second repeats a byte, and of the third each byte has the bit of its place.
+_GATHER, _REPEAT, _EACH_BIT = 0x0102040810204080, 0x0101010101010101, 0x8040201008040201
+
+
+def _packed(mask: Tensor) -> Tensor:
+    """Return a mask's bits, eight in a byte."""
+    bits: Tensor = pad(mask.flatten(), (0, -mask.numel() % 8)).view(torch.int64)
+    return (bits * _GATHER).bitwise_right_shift_(56).to(torch.uint8)
+
+
+def _unpacked(bits: Tensor, num_elements: int) -> Tensor:
+    """Return the mask [num_elements] that was packed."""
+    spread = (bits.to(torch.int64) * _REPEAT).bitwise_and_(_signed(_EACH_BIT))
+    return (spread.view(torch.uint8)[:num_elements] != 0).view(torch.uint8)
 
 
 _WORD = 1 << 64
@@ -161,7 +168,7 @@ def drop_by_row(model: nn.Module, *, seed: int) -> RowDropout | None:
             continue
         for adapter, each in layer.lora_dropout.items():
             if isinstance(each, nn.Dropout) and each.p > 0:
-                by_row = RowMasks(each.p, name=f"{name}.{adapter}", dropout=dropout)
+                by_row = RowDropoutLayer(each.p, name=f"{name}.{adapter}", dropout=dropout)
                 layer.lora_dropout[adapter] = by_row.train(each.training)
                 found = True
     return dropout if found else None
@@ -179,7 +186,7 @@ class _Rows:
         return seeds.repeat_interleave(self.longest, output_size=len(positions)), positions
 
 
-class RowMasks(nn.Module):
+class RowDropoutLayer(nn.Module):
     """Replace a layer's nn.Dropout, with masks by row."""
 
     def __init__(self, p: float, *, name: str, dropout: RowDropout) -> None:
@@ -190,15 +197,34 @@ class RowMasks(nn.Module):
         self._seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
     def mask_of(self, x: Tensor) -> Mask:
-        """Return what is kept of an input [B, T, D], as a function of what has its tokens and features."""
+        """Return the mask of an input [B, T, D]."""
         seeds, positions = self._dropout.tokens_of(x, self._name)
-        kept = partial(keep_mask, seeds, positions, layer=self._seed, num_dropped=self._num_dropped)
-        return lambda tokens: kept(num_features=tokens.shape[-1])
+        return _RowMask(seeds=seeds, positions=positions, layer=self._seed, num_dropped=self._num_dropped)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        return (x * self.mask_of(x)(x).view(x.shape)).mul_(self.scale)
+        mask, _ = self.mask_of(x).draw(x.flatten(0, 1))
+        return (x * mask.view(x.shape)).mul_(self.scale)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RowMask:
+    """Compute a mask from counters, and once more afterwards."""
+
+    seeds: Tensor
+    positions: Tensor
+    layer: int
+    num_dropped: int
+
+    def draw(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.again(x, None), None
+
+    def again(self, x: Tensor, held: Tensor | None) -> Tensor:
+        kept = keep_mask(
+            self.seeds, self.positions, layer=self.layer, num_features=x.shape[-1], num_dropped=self.num_dropped
+        )
+        return kept.view(torch.uint8)
 
 
 def _not_by_row(name: str, x: Tensor, rows: _Rows) -> ModelError:

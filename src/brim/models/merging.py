@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from brim.errors import ModelError, Problem
+from brim.models.adapter_function import AdapterVariant
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -143,7 +144,8 @@ def _require_known(name: str, layer: nn.Module, adapter: str) -> None:
         original = layer.get_base_layer()
         variant = layer.lora_variant.get(adapter, DoraLinearVariant())
         known = _is_quantised(original) or isinstance(original, nn.Linear | nn.Embedding | Conv1D)
-        if known and isinstance(variant, DoraLinearVariant | DoraEmbeddingVariant) and not layer.lora_bias[adapter]:
+        known = known and isinstance(variant, AdapterVariant | DoraLinearVariant | DoraEmbeddingVariant)
+        if known and not layer.lora_bias[adapter]:
             return
         raise ModelError(_unmergeable(f"{name} ({type(original).__name__}, {type(layer).__name__})"))
     if isinstance(layer, AuxiliaryTrainingWrapper) and not isinstance(layer, ModulesToSaveWrapper):

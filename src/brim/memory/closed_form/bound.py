@@ -175,6 +175,7 @@ class ForwardBound:
             lora=settings.lora,
             attention=settings.attention,
             sequence_length=length,
+            recomputed=True,
         )
         return _TIMES_A_LAYER * sum(part.bytes_per_token for part in parts)
 

@@ -228,6 +228,7 @@ def _layer(architecture: Architecture, settings: Settings) -> tuple[int, str]:
         lora=settings.lora,
         attention=settings.attention,
         sequence_length=settings.sequence_length,
+        recomputed=settings.checkpointing,
     )
     formula = "; ".join(f"{part.name} {part.formula}" for part in parts if part.bytes_per_token)
     return sum(part.bytes_per_token for part in parts), formula

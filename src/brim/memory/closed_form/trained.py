@@ -189,8 +189,9 @@ def kept_in_a_layer(
     lora: LoraConfig | None,
     attention: Literal["sdpa", "eager", "flash_attention_2"],
     sequence_length: int,
+    recomputed: bool = False,
 ) -> list[PartOfLayer]:
-    """Return each part's bytes a token. lora: None where all weights are trained.
+    """Return each part's bytes a token. lora: None where all weights are trained. recomputed: by checkpointing.
 
     Follows what autograd saves: a product saves both factors, a linear layer its input where its weight is trained,
     fused attention its inputs, its output and a log-sum-exp a head, eager attention the probabilities of T × T.
@@ -203,7 +204,7 @@ def kept_in_a_layer(
     if lora is None:
         parts.append(_inputs(architecture, arithmetic, attention))
     else:
-        parts.append(_lora(architecture, arithmetic, lora, attention))
+        parts.append(_lora(architecture, arithmetic, lora, attention, recomputed=recomputed))
     return parts
 
 
@@ -268,10 +269,33 @@ def _inputs(architecture: Architecture, arithmetic: Arithmetic, attention: str) 
     return PartOfLayer(name="inputs of linear layers", formula=f"{total:,} × {each} B", bytes_per_token=total * each)
 
 
-def _lora(architecture: Architecture, arithmetic: Arithmetic, lora: LoraConfig, attention: str) -> PartOfLayer:
-    """Count for each target the inputs of A and B, in the adapter's fp32 unless autocast is on, and dropout's mask."""
-    each = arithmetic.compute_bytes if arithmetic.autocast else FP32_BYTES
+def _lora(
+    architecture: Architecture, arithmetic: Arithmetic, lora: LoraConfig, attention: str, *, recomputed: bool
+) -> PartOfLayer:
+    """Count for each target the inputs of A and B: brim's own function keeps what others have not kept, once.
+
+    It keeps a gated MLP's product as its two factors, which are kept anyway, unless activations are recomputed, and
+    dropout's mask in bits.
+    """
     adapted = [linear for linear, _ in targets(architecture, lora)]
+    if lora.use_dora or architecture.model_type == "gpt2":
+        return _lora_of_peft(adapted, arithmetic, lora, attention)
+    each, reading = arithmetic.compute_bytes, _once(adapted, attention)
+    if architecture.gated and not recomputed:
+        reading = [linear for linear in reading if linear.reads != "activation"]
+    inputs = sum(linear.inputs for linear in reading)
+    total = (inputs + lora.r * len(adapted)) * each
+    formula = f"{inputs:,} × {each} B + {len(adapted)} × {lora.r} × {each} B"
+    if lora.dropout:  # by row there is none
+        masked = sum(linear.inputs for linear in adapted)
+        total += masked // 8
+        formula += f" + {masked:,} × 1 bit"
+    return PartOfLayer(name="adapter", formula=formula, bytes_per_token=total)
+
+
+def _lora_of_peft(adapted: list[Linear], arithmetic: Arithmetic, lora: LoraConfig, attention: str) -> PartOfLayer:
+    """Count what PEFT keeps of DoRA and of transposed layers: in fp32 unless autocast is on, and dropout's mask."""
+    each = arithmetic.compute_bytes if arithmetic.autocast else FP32_BYTES
     # Each target's A reads a tensor of its own where that is dropped out, or cast.
     is_own = lora.dropout > 0 or arithmetic.autocast or arithmetic.compute_bytes != FP32_BYTES
     reading = adapted if is_own else _once(adapted, attention)

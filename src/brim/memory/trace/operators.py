@@ -280,8 +280,9 @@ def _rule(func: Any) -> Rule | None:
         return None
     if name.startswith("aten::_scaled_dot_product_"):
         return _attention(func)
-    if func.overloadpacket in flop_registry:
-        return _product(flop_registry[func.overloadpacket])
+    packet = torch.ops.aten.addmm if func.overloadpacket is torch.ops.aten.addmm_ else func.overloadpacket
+    if packet in flop_registry:  # which does not know the product that is added in place
+        return _product(flop_registry[packet])
     if name.startswith(("aten::_foreach_", "aten::_fused_ad", "aten::_fused_sgd")):
         return _over_lists(name)
     if name in _GATHERING:
