@@ -58,20 +58,23 @@ class _DrawnMask:
 
 
 # Eight bytes of 0 or 1 are a word. Times the first, its upper byte has them as bits, the lowest byte as the lowest one.
-# The second repeats a byte, and of the third each byte has the bit of its place.
-_GATHER, _REPEAT, _EACH_BIT = 0x0102040810204080, 0x0101010101010101, 0x8040201008040201
+# The second repeats a byte, and of the third each byte has the bit of its place. With the fourth, a byte that is not 0
+# gets its upper bit.
+_GATHER, _REPEAT, _EACH_BIT, _CARRY = 0x0102040810204080, 0x0101010101010101, 0x8040201008040201, 0x7F7F7F7F7F7F7F7F
 
 
 def _packed(mask: Tensor) -> Tensor:
     """Return a mask's bits, eight in a byte."""
-    bits: Tensor = pad(mask.flatten(), (0, -mask.numel() % 8)).view(torch.int64)
-    return (bits * _GATHER).bitwise_right_shift_(56).to(torch.uint8)
+    flat, num_missing = mask.flatten(), -mask.numel() % 8
+    words = (pad(flat, (0, num_missing)) if num_missing else flat).view(torch.int64)
+    return (words * _GATHER).bitwise_right_shift_(56).to(torch.uint8)
 
 
 def _unpacked(bits: Tensor, num_elements: int) -> Tensor:
     """Return the mask [num_elements] that was packed."""
-    spread = (bits.to(torch.int64) * _REPEAT).bitwise_and_(_signed(_EACH_BIT))
-    return (spread.view(torch.uint8)[:num_elements] != 0).view(torch.uint8)
+    words = (bits.to(torch.int64) * _REPEAT).bitwise_and_(_signed(_EACH_BIT))
+    words.add_(_CARRY).bitwise_right_shift_(7).bitwise_and_(_REPEAT)  # each byte 0 or 1
+    return words.view(torch.uint8)[:num_elements]
 
 
 _WORD = 1 << 64
