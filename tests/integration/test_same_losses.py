@@ -33,6 +33,7 @@ LORA = {"adapter": {"type": "lora", "dropout": 0.0}}
         ({**LORA, "precision": "bf16-mixed"}, 1e-2),
         ({**FULL, "trainer": {"chunked_loss": False, "enable_gradient_checkpointing": True}}, 1e-5),
         ({**LORA, "trainer": {"batch_size": "auto", "noise_scale_every": 2}}, 1e-5),
+        ({"adapter": {"type": "lora", "dropout": 0.3}, "trainer": {"dropout_by_row": True}}, 1e-5),
     ],
 )
 def test_losses_are_those_of_padded_rows(train, tmp_path, settings, tolerance):
@@ -188,7 +189,7 @@ def test_the_memory_of_dropout_by_row_is_foretold(tmp_path):
     base = write_folder(tmp_path, "llama", num_hidden_layers=2)
 
     def allocated(device, **trainer):
-        changes = by_row(batch_size=8, enable_gradient_checkpointing=False, **trainer)
+        changes = by_row(batch_size=8, enable_gradient_checkpointing=False, packing=False, **trainer)
         changes["adapter"]["target_modules"] = "all-linear"
         return brim.predict_memory(usual(base, **changes), sequence_length=60, device=device).allocated_bytes
 

@@ -246,11 +246,12 @@ class ConfigWorkload:
 
     def _micro_batch(self, model: nn.Module, batch: Batch) -> None:
         assert self._llm is not None
-        num_rows, num_tokens = batch.input_ids.shape
+        packed = batch.packed
+        lengths = [batch.input_ids.shape[1]] * batch.num_rows if packed is None else packed.lengths
         dropout = self._llm.row_dropout
         with ExitStack() as stack:
             if dropout is not None:
-                stack.enter_context(dropout.of_rows(range(num_rows), [num_tokens] * num_rows, step=0))
+                stack.enter_context(dropout.of_rows(range(batch.num_rows), lengths, step=0, packed=packed))
             stack.enter_context(self._passing(model, batch))
             with self._precision.autocast(_CPU):
                 loss = next_token_loss(model, batch, head=self._llm.head) / batch.targets.numel()

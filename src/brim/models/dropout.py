@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from brim.errors import ModelError
+from brim.models.packing import PackedRows
 
 
 class Mask(Protocol):
@@ -137,23 +139,30 @@ class RowDropout:
         self._rows: _Rows | None = None
 
     @contextmanager
-    def of_rows(self, keys: Sequence[int], lengths: Sequence[int], *, step: int) -> Iterator[None]:
+    def of_rows(
+        self, keys: Sequence[int], lengths: Sequence[int], *, step: int, packed: PackedRows | None = None
+    ) -> Iterator[None]:
         """Set the rows of a micro-batch, for its forward and its backward pass, which may recompute activations.
 
-        keys: identify each row, whatever is beside it in a batch. lengths: tokens without padding.
+        keys: identify each row, whatever is beside it in a batch. lengths: tokens without padding. packed: where the
+        rows lie in one sequence; None: they are padded.
         """
         start = _mixed(_mixed(self._seed) ^ step)
-        self._rows = _Rows(seeds=[_signed(_mixed(start ^ int(key))) for key in keys], longest=max(map(int, lengths)))
+        seeds = [_signed(_mixed(start ^ int(key))) for key in keys]
+        self._rows = _Rows(seeds=seeds, longest=max(map(int, lengths)), packed=packed)
         try:
             yield
         finally:
             self._rows = None
 
     def tokens_of(self, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
-        """Return the seeds and the positions of a layer's input [B, T, D], padding's too: [B · T] each."""
+        """Return the seeds and the positions of a layer's input [B, T, D], padding's too: [B · T] each.
+
+        Packed rows are one of T tokens.
+        """
         rows = self._rows
         assert rows is not None, "the rows are set before the forward pass (RowDropout.of_rows)"
-        if x.ndim != 3 or x.shape[:2] != (len(rows.seeds), rows.longest):
+        if x.ndim != 3 or x.shape[:2] != rows.shape:
             raise _not_by_row(layer, x, rows)
         if rows.tokens is None or rows.tokens[0].device != x.device:
             rows.tokens = rows.on(x.device)
@@ -181,9 +190,19 @@ def drop_by_row(model: nn.Module, *, seed: int) -> RowDropout | None:
 class _Rows:
     seeds: list[int]
     longest: int  # tokens
+    packed: PackedRows | None = None
     tokens: tuple[Tensor, Tensor] | None = None  # seeds and positions, where a layer has asked for them
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return B and T of the layers' inputs."""
+        return (len(self.seeds), self.longest) if self.packed is None else (1, sum(self.packed.lengths))
+
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        if self.packed is not None:
+            of_rows = self.seeds + [0] * (len(self.packed.lengths) - len(self.seeds))  # what fills up is never learned
+            of_tokens = torch.tensor(np.repeat(of_rows, self.packed.lengths), pin_memory=device.type == "cuda")
+            return of_tokens.to(device, non_blocking=True), self.packed.position_ids[0]
         seeds = torch.tensor(self.seeds, pin_memory=device.type == "cuda").to(device, non_blocking=True)
         positions = torch.arange(self.longest, device=device).repeat(len(self.seeds))
         return seeds.repeat_interleave(self.longest, output_size=len(positions)), positions
@@ -233,7 +252,7 @@ class _RowMask:
 def _not_by_row(name: str, x: Tensor, rows: _Rows) -> ModelError:
     return ModelError(
         what=f"trainer.dropout_by_row: the adapter's layer {name} sees {list(x.shape)}, not rows of tokens",
-        expected=f"{len(rows.seeds)} × {rows.longest} × features: rows × tokens × features",
+        expected=f"{rows.shape[0]} × {rows.shape[1]} × features: rows × tokens × features",
         fix="set trainer.dropout_by_row: false or adapter.dropout: 0, or leave the layer out of adapter.target_modules",
     )
 

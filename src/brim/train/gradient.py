@@ -25,7 +25,7 @@ from brim.batching.memory import OutOfMemory, attempt, random_states, restore_ra
 from brim.data.tokens import TokenRow, collate, pack
 from brim.models import LLM
 from brim.models.loss import next_token_loss
-from brim.models.packing import passing
+from brim.models.packing import PackedRows, passing
 from brim.train.job import TrainJob
 
 OnEvent = Callable[[Mapping[str, Any]], None]
@@ -240,7 +240,7 @@ class MicroBatchPass:
         """
         llm = self.llm
         batch = (collate if llm.packed is None else pack)(rows, pad_id=self.pad_id).to(llm.device)
-        with self._dropout_of(rows, step), passing(llm.packed, batch.packed):
+        with self._dropout_of(rows, batch.packed, step), passing(llm.packed, batch.packed):
             with llm.precision.autocast(llm.device):
                 loss = next_token_loss(
                     llm.model, batch, head=llm.head, gradient_scale=self._gradient_scale(num_supervised)
@@ -249,11 +249,14 @@ class MicroBatchPass:
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def _dropout_of(self, rows: Sequence[TokenRow], step: int) -> AbstractContextManager[None]:
+    def _dropout_of(
+        self, rows: Sequence[TokenRow], packed: PackedRows | None, step: int
+    ) -> AbstractContextManager[None]:
         """Return the dropout of these rows, for the backward pass, too: recomputed activations want the same masks."""
         if self.llm.row_dropout is None:
             return nullcontext()
-        return self.llm.row_dropout.of_rows([row.key for row in rows], [len(row.input_ids) for row in rows], step=step)
+        lengths = [len(row.input_ids) for row in rows]
+        return self.llm.row_dropout.of_rows([row.key for row in rows], lengths, step=step, packed=packed)
 
     def _gradient_scale(self, num_supervised: int) -> Tensor | None:
         """Return what the backward pass multiplies the loss sum's gradient by, where fp16 needs it beforehand."""

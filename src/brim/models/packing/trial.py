@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from brim.config import Choice
-from brim.config.schema import Config, FinetuneTrainer
+from brim.config.schema import Config
 from brim.models.packing.attention import WIDEST_HEAD, PackedAttention, Unpackable, has_kernel, packed_rows
 from brim.storage import Cache, cache_folder, digest, source_digest
 
@@ -53,12 +53,9 @@ def packing_choice(
 
 def _against(config: Config, capability: tuple[int, int] | None) -> str | None:
     """Return what, beside the architecture, speaks against packed rows."""
-    attention, trainer = config.model_parameters.attn_implementation, config.trainer
+    attention = config.model_parameters.attn_implementation
     if attention not in ("auto", "sdpa"):
         return f"attn_implementation is {attention}"
-    rate = 0.0 if config.adapter is None else config.adapter.dropout
-    if rate and isinstance(trainer, FinetuneTrainer) and trainer.dropout_by_row:
-        return "trainer.dropout_by_row draws for padded rows"
     if capability is None:
         return None
     if capability < _AMPERE:
