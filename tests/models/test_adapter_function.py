@@ -19,7 +19,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from brim.models.adapter_function import AdapterVariant, use_adapter_function
+from brim.models.adapter_function import AdapterFunction, AdapterVariant, use_adapter_function
 from brim.models.dropout import drop_by_row
 
 DEMO = Path(__file__).parents[2] / "examples" / "stdlib_code" / "base-model"
@@ -244,3 +244,28 @@ def test_turned_off_merged_and_saved_it_is_pefts(base, tmp_path, dtype):
 def assert_same_weights(ours, theirs):
     for (name, mine), weight in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert torch.equal(mine, weight), name
+
+
+def test_what_a_hook_keeps_of_the_base_is_not_overwritten_and_small_scales_do_not_overflow():
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(8, 8, bias=False))
+    model = peft.get_peft_model(
+        base, peft.LoraConfig(r=64, lora_alpha=1, target_modules=["0"], init_lora_weights=False)
+    )
+    use_adapter_function(model)
+    layer, kept = model.base_model.model[0], []
+    handle = layer.get_base_layer().register_forward_hook(lambda module, given, output: kept.append(output))
+    x = torch.randn(4, 8)
+    out = model(x)
+    torch.testing.assert_close(kept[0], x @ layer.get_base_layer().weight.t())
+    assert not torch.allclose(out, kept[0])
+    handle.remove()
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), out)  # without gradients it is computed directly
+    half = AdapterFunction.apply
+    down, up = (torch.full(*each, requires_grad=True) for each in (((64, 8), 0.01), ((8, 64), 40.0)))
+    rows = torch.full((4, 8), 1.0, dtype=torch.float16, requires_grad=True)
+    half(torch.zeros(4, 8, dtype=torch.float16), rows, rows, None, down, up, 1 / 64, None, True).backward(
+        torch.full((4, 8), 256.0, dtype=torch.float16)
+    )
+    assert all(bool(each.grad.isfinite().all()) for each in (down, up, rows))

@@ -74,7 +74,7 @@ def test_what_else_was_traced_changes_no_plan(tiny_base, monkeypatch, tmp_path):
 
 
 def test_rows_that_fit_in_no_way_are_named_by_number_and_what_would_fit(tiny_base):
-    config = settings(tiny_base, random_seed=SEED, memory={"margin": "0 MiB"})
+    config = settings(tiny_base, random_seed=SEED, memory={"margin": "0 MiB"}, trainer={"packing": False})
     alone = brim.plan(config, uneven(), memory_bytes=2**30).chosen.single_row_bytes
     plan = brim.plan(config, uneven(), memory_bytes=alone - 1)
     assert (plan.chosen, plan.costs) == (None, None)

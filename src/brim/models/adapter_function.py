@@ -17,10 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
 
 from brim.models.dropout import Mask, mask_of
+
+try:
+    from torch._C._autograd import _top_saved_tensors_default_hooks as _hooks_on_saved
+except ImportError:  # a private name, which another release may not have: then inputs are kept as they are
+
+    def _hooks_on_saved(ignore_is_tracing: bool) -> Any:  # type: ignore[misc]
+        return ()
+
 
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
@@ -66,7 +74,11 @@ class AdapterVariant:
         kept = x if x.dtype == dtype else self._cast.of(x, dtype)
         product = x.grad_fn if kept is x and _is_kept_in_factors(x) else None
         down, up = module.lora_A[active_adapter].weight, module.lora_B[active_adapter].weight
-        out: Tensor = AdapterFunction.apply(result, x, kept, product, down, up, scale, mask)  # type: ignore[no-untyped-call]
+        if mask is None and not torch.is_grad_enabled():  # a token at a time, the function's own cost counts
+            return result + linear(linear(kept, down.to(dtype)), up.to(dtype)).mul_(scale).to(result.dtype)
+        is_free = not module.get_base_layer()._forward_hooks  # which may have kept it
+        arguments = (result, x, kept, product, down, up, scale, mask, is_free)
+        out: Tensor = AdapterFunction.apply(*arguments)  # type: ignore[no-untyped-call]
         return out
 
     def supports_lora_conversion(self) -> bool:
@@ -95,7 +107,7 @@ class AdapterFunction(torch.autograd.Function):
 
     result: [..., O]. x: [..., I], for its gradient. kept: x in the dtype of the products, which it may be already.
     product: the node that multiplied x, whose factors are kept instead; None: there is none. down, up: [r, I] and
-    [O, r], in any dtype. mask: of [N, I]; None keeps all of it.
+    [O, r], in any dtype. mask: of [N, I]; None keeps all of it. is_free: nobody else holds the result.
     """
 
     @staticmethod
@@ -109,6 +121,7 @@ class AdapterFunction(torch.autograd.Function):
         up: Tensor,
         scale: float,
         mask: Mask | None,
+        is_free: bool,
     ) -> Tensor:
         flat, held = kept.reshape(-1, kept.shape[-1]), None
         if mask is not None:
@@ -118,14 +131,14 @@ class AdapterFunction(torch.autograd.Function):
         ctx.save_for_backward(None if product is not None else kept, hidden, held, down, up)
         ctx.product, ctx.scale, ctx.mask, ctx.dtype = product, scale, mask, x.dtype
         # A view's history would be rewritten, at the cost of copies; within bitsandbytes' functions it is refused.
-        in_place = result.is_contiguous() and not result._is_view()
+        in_place = is_free and result.is_contiguous() and not result._is_view()
         if in_place:
             ctx.mark_dirty(result)
         out = result.reshape(-1, result.shape[-1])
         wide = up.to(kept.dtype).t()
         if result.dtype != kept.dtype:  # quantised layers under autocast answer in their input's
-            update = (hidden @ wide).to(result.dtype)
-            out = out.add_(update, alpha=scale) if in_place else torch.add(out, update, alpha=scale)
+            update = ((hidden * scale) @ wide).to(result.dtype)
+            out = out.add_(update) if in_place else out + update
         elif in_place:
             out.addmm_(hidden, wide, alpha=scale)
         else:
@@ -138,12 +151,12 @@ class AdapterFunction(torch.autograd.Function):
         kept, hidden, held, down, up = ctx.saved_tensors
         if kept is None:
             kept = ctx.product._saved_self * ctx.product._saved_other
-        _, needs_x, _, _, needs_down, needs_up, _, _ = ctx.needs_input_grad
+        _, needs_x, _, _, needs_down, needs_up, _, _, _ = ctx.needs_input_grad
         flat = grad.reshape(-1, grad.shape[-1]).to(kept.dtype)
         of_x = of_down = of_up = None
         if needs_up:
-            of_up = (flat.t() @ hidden).to(up.dtype).mul_(ctx.scale)
-        of_hidden = (flat @ up.to(kept.dtype)).mul_(ctx.scale)
+            of_up = (flat.t() @ (hidden * ctx.scale)).to(up.dtype)  # scaled first: 16 bits may not hold the product
+        of_hidden = flat @ (up * ctx.scale).to(kept.dtype)
         rows = kept.reshape(-1, kept.shape[-1])
         mask = None if ctx.mask is None else ctx.mask.again(rows, held)
         if needs_down:
@@ -151,7 +164,7 @@ class AdapterFunction(torch.autograd.Function):
         if needs_x:
             of_x = of_hidden @ down.to(kept.dtype)
             of_x = (of_x if mask is None else of_x.mul_(mask)).view(kept.shape).to(ctx.dtype)
-        return grad, of_x, None, None, of_down, of_up, None, None
+        return grad, of_x, None, None, of_down, of_up, None, None, None
 
 
 def _is_kept_in_factors(x: Tensor) -> bool:
@@ -160,7 +173,7 @@ def _is_kept_in_factors(x: Tensor) -> bool:
     Hooks on what is saved, such as those of activation checkpointing, may let a tensor be read only once.
     """
     node = x.grad_fn
-    if node is None or node.name() != "MulBackward0" or _top_saved_tensors_default_hooks(True) is not None:
+    if node is None or node.name() != "MulBackward0" or _hooks_on_saved(True) is not None:
         return False
     return all(to is not None for to, _ in node.next_functions)
 
@@ -181,8 +194,9 @@ class _Cast:
         self._cast: Tensor | None = None
 
     def of(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        version = -1 if x.is_inference() else x._version  # changed in place, it would be another
-        known = self._cast
+        if x.is_inference():  # which does not say when it is changed in place
+            return x.detach().to(dtype)
+        version, known = x._version, self._cast  # changed in place, it would be another
         if known is None or self._source is None or self._source() is not x:
             known = None
         if known is None or known.dtype != dtype or self._version != version:
