@@ -156,7 +156,9 @@ def _face(path: Path) -> dict[str, str]:
         return {}
     package = ".".join(path.parent.parts[path.parent.parts.index("brim") :])
     found = (node for node in ast.parse(stub.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom))
-    return {alias.asname or alias.name: f"{package}.{node.module}" for node in found for alias in node.names}
+    return {
+        alias.asname or alias.name: f"{package}.{node.module or alias.name}" for node in found for alias in node.names
+    }
 
 
 def _at_run_time(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:

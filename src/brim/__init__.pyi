@@ -1,20 +1,14 @@
 __version__: str
 
+from . import errors as errors
 from .batching import AdaptiveStep as AdaptiveStep
 from .batching.memory import Probe as Probe, Prober as Prober, find_batch_size as find_batch_size
 from .errors import (
     BrimError as BrimError,
-    CheckpointError as CheckpointError,
     ConfigError as ConfigError,
     DataError as DataError,
-    ExportError as ExportError,
     InputError as InputError,
-    ModelError as ModelError,
-    NothingFitsError as NothingFitsError,
     OutOfMemoryError as OutOfMemoryError,
-    OutputError as OutputError,
-    ProbeError as ProbeError,
-    WriteError as WriteError,
 )
 from .memory import MemoryPrediction as MemoryPrediction, predict_memory as predict_memory
 from .model import Model as Model

@@ -1,7 +1,8 @@
 """Hand out a package's names when they are asked for, so that entering a package imports nothing (PEP 562).
 
 The one table of the names is the package's stub, `__init__.pyi`, which type checkers read, too: lines such as
-`from .finder import Found as Found`.
+`from .finder import Found as Found`. `from . import errors as errors` hands out a module, in which a name that the
+package lacks is looked for, so that the error says where it is.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
     package, file: its `__name__` and `__file__`.
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
-    modules = {
-        alias.name: f"{package}.{node.module}"
-        for node in stub.body
-        if isinstance(node, ast.ImportFrom) and node.level
-        for alias in node.names
-    }
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom) and node.level]
+    modules = {alias.name: f"{package}.{node.module}" for node in imports if node.module for alias in node.names}
+    inner = {alias.name: f"{package}.{alias.name}" for node in imports if not node.module for alias in node.names}
 
     def get(name: str) -> Any:
+        if name in inner:
+            return import_module(inner[name])
         if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            hints = (f": it is {place}.{name}" for place in inner.values() if hasattr(import_module(place), name))
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{''.join(hints)}")
         module = sys.modules.get(modules[name])
         if module is not None and hasattr(module, name):
             return getattr(module, name)
         with importing():
             return getattr(import_module(modules[name]), name)
 
-    return get, lambda: sorted(modules), sorted(modules)
+    return get, lambda: sorted(modules | inner), sorted(modules | inner)
 
 
 @contextmanager

@@ -120,9 +120,16 @@ def test_what_is_named_exists():
     placeholders = set(re.findall(r"^\| `\{(__\w+__)\}`", PAGES["prompting"], re.MULTILINE))
     assert placeholders == {SAMPLE, TASK, CONTEXT, LABELS}
     assert set(PromptConfig.model_fields) <= set(re.findall(r"`(?:prompt\.)?(\w+)`", PAGES["prompting"]))
-    for name in ("find_batch_size", "Prober", "Probe", "NothingFitsError"):
-        assert name in brim.__all__
-        assert name in PAGES["finding-a-batch-size"]
+    for name in ("find_batch_size", "Prober", "Probe", "errors.NothingFitsError"):
+        assert f"brim.{name}" in PAGES["finding-a-batch-size"]
+    public = "".join(names for _, names in rows("python", "## What is public"))
+    assert set(re.findall(r"`(\w+)`", public)) == set(brim.__all__)
+    rare = {
+        name.strip("`"): getattr(brim.errors, kind.strip("`")) for name, kind, _ in rows("python", "`brim.errors`:")
+    }
+    tree = {name: kind for name, kind in vars(brim.errors).items() if name.endswith("Error")}
+    assert rare == {name: tree[name].__base__ for name in rare}
+    assert set(tree) == set(rare) | set(brim.__all__) & set(tree)
     (session,) = blocks("memory")
     assert set(re.findall(r"prediction\.([a-z_]+)", session)) <= set(MemoryPrediction.__dataclass_fields__)
     assert re.findall(r"^\| `(\w+)` \|", PAGES["data-advice"], flags=re.MULTILINE) == list(ADVICE), "in their order"

@@ -67,7 +67,7 @@ def test_the_model_is_written_at_the_second_try_or_from_the_checkpoints(train, t
         train("run")
     assert not (tmp_path / "run" / "model").exists()
     failures.append(OSError(28, "No space left on device"))
-    with pytest.raises(brim.CheckpointError, match=r"the model could not be written: .*No space left"):
+    with pytest.raises(brim.errors.CheckpointError, match=r"the model could not be written: .*No space left"):
         train("run", resume=True)
     failures.append(MemoryError)
     train("run", resume=True)

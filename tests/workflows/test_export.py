@@ -219,7 +219,7 @@ def test_a_merge_with_a_wrong_scale_is_refused_and_leaves_nothing(trained, tmp_p
 
         monkeypatch.setattr(merging, "merge_adapter", wrong)
         before = sorted(tmp_path.iterdir())
-        with pytest.raises(brim.ExportError, match=r"the merged model differs .* nothing was writ"):
+        with pytest.raises(brim.errors.ExportError, match=r"the merged model differs .* nothing was writ"):
             brim.Model.load(run).export(tmp_path / "out", merge=True)
         assert sorted(tmp_path.iterdir()) == before
     result = brim.Model.load(run).export(tmp_path / "out", merge=True, max_divergence=100)
@@ -230,7 +230,7 @@ def test_a_merge_that_is_refused_advises_what_was_not_done_and_nan_is_refused_wh
     run, tmp_path, monkeypatch
 ):
     def refused(out=tmp_path / "above" / "out", **options):
-        with pytest.raises(brim.ExportError) as caught:
+        with pytest.raises(brim.errors.ExportError) as caught:
             brim.Model.load(run).export(out, merge=True, **options)
         assert not out.parent.exists()
         return str(caught.value)
@@ -309,17 +309,17 @@ def test_a_disk_that_fills_up_leaves_nothing_and_too_little_room_is_told_beforeh
     model = brim.Model.load(run)
     with monkeypatch.context() as patch:
         patch.setattr("brim.workflows.export.export.shutil.copyfile", full)
-        with pytest.raises(brim.WriteError, match=r"the export could not be written: .*No space left") as caught:
+        with pytest.raises(brim.errors.WriteError, match=r"the export could not be written: .*No space left") as caught:
             model.export(tmp_path / "a" / "b" / "out")
         assert "free disk space" in str(caught.value)
         assert not (tmp_path / "a").exists()
         (tmp_path / "a").mkdir()
-        with pytest.raises(brim.WriteError):
+        with pytest.raises(brim.errors.WriteError):
             model.export(tmp_path / "a" / "b" / "out")
         assert list((tmp_path / "a").iterdir()) == []
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     for merge in (False, True):
-        with pytest.raises(brim.WriteError, match=r"it needs [\d,]+ bytes, and 1,000 are free"):
+        with pytest.raises(brim.errors.WriteError, match=r"it needs [\d,]+ bytes, and 1,000 are free"):
             model.export(tmp_path / "out", merge=merge)
     assert not (tmp_path / "out").exists()
 
@@ -353,7 +353,7 @@ def test_a_base_that_was_moved_is_named_by_an_override(copied, tiny_base, tmp_pa
     saved.write_text(saved.read_text().replace(f"base_model: {tiny_base}", f"base_model: {tmp_path / 'base'}"))
     (tmp_path / "adapter").mkdir()  # an empty folder will do
     assert brim.Model.load(copied).export(tmp_path / "adapter").kind == "adapter"
-    with pytest.raises(brim.ModelError, match="no such folder"):
+    with pytest.raises(brim.errors.ModelError, match="no such folder"):
         brim.Model.load(copied).export(tmp_path / "merged", merge=True)
     loaded = brim.Model.load(copied, overrides=[f"base_model={moved}"])
     assert loaded.export(tmp_path / "merged", merge=True).kind == "merged"
@@ -362,7 +362,7 @@ def test_a_base_that_was_moved_is_named_by_an_override(copied, tiny_base, tmp_pa
 def test_a_damaged_file_is_named(copied, tmp_path):
     for file, damage in (("environment.json", b"{"), ("README.md", b"\xff\xfe\xfa")):
         (copied / file).write_bytes(damage)
-        with pytest.raises(brim.ExportError, match=rf"{file} is damaged(.|\n)*fix: delete it"):
+        with pytest.raises(brim.errors.ExportError, match=rf"{file} is damaged(.|\n)*fix: delete it"):
             brim.Model.load(copied).export(tmp_path / "out")
         (copied / file).unlink()
     model, manifest = brim.Model.load(copied), copied / "model" / "manifest.json"
@@ -371,11 +371,11 @@ def test_a_damaged_file_is_named(copied, tmp_path):
         path = copied / "model" / file
         content = path.read_bytes()
         path.write_bytes(content[: len(content) // 2])
-        with pytest.raises(brim.CheckpointError, match=f"the model of this run is damaged .{file} changed"):
+        with pytest.raises(brim.errors.CheckpointError, match=f"the model of this run is damaged .{file} changed"):
             model.export(tmp_path / "out")
         manifest.unlink()  # as in runs of earlier versions
         if file != "tokenizer.json":
-            with pytest.raises(brim.ExportError, match="a file of the run's model is damaged"):
+            with pytest.raises(brim.errors.ExportError, match="a file of the run's model is damaged"):
                 model.export(tmp_path / "out")
         manifest.write_bytes(listed)
         path.write_bytes(content)
@@ -504,7 +504,7 @@ def test_what_cannot_be_uploaded_is_refused_before_all_else(hub, run, tmp_path, 
     brim.Model.load(run).export(tmp_path / "out")
     with (tmp_path / "out" / "tokenizer.json").open("a") as file:
         file.write(" ")
-    with pytest.raises(brim.ExportError, match=r"this export is not whole \(tokenizer.json changed"):
+    with pytest.raises(brim.errors.ExportError, match=r"this export is not whole \(tokenizer.json changed"):
         upload(tmp_path / "out", NAME)
     assert hub.received == []
     with monkeypatch.context() as patch:
@@ -512,7 +512,7 @@ def test_what_cannot_be_uploaded_is_refused_before_all_else(hub, run, tmp_path, 
         with pytest.raises(brim.InputError, match="switched off by HF_HUB_OFFLINE"):
             upload(run, NAME)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(brim.ExportError, match=r"the Hub could not be reached \(ConnectError"):
+    with pytest.raises(brim.errors.ExportError, match=r"the Hub could not be reached \(ConnectError"):
         upload(run, NAME)
 
 
@@ -523,8 +523,8 @@ def test_what_cannot_be_uploaded_is_refused_before_all_else(hub, run, tmp_path, 
         ("repos/create", 403, brim.InputError, "the token in HF_TOKEN may not write to some-org/some-model"),
         ("repos/create", 404, brim.InputError, "the Hub has no user or organisation 'some-org'"),
         ("preupload", 403, brim.InputError, "may not write to some-org/some-model"),
-        ("objects/batch", 507, brim.ExportError, "the Hub answered 507"),
-        ("commit", 500, brim.ExportError, "the Hub answered 500"),
+        ("objects/batch", 507, brim.errors.ExportError, "the Hub answered 507"),
+        ("commit", 500, brim.errors.ExportError, "the Hub answered 500"),
     ],
 )
 def test_what_the_hub_refuses_is_told_without_the_token_that_it_repeats(hub, run, place, status, kind, message):

@@ -116,7 +116,7 @@ def test_a_place_that_cannot_be_written_is_told_before_any_work(config, tmp_path
     model = brim.Model(config)
     for place, reason in (("closed/new/run", "Permission"), ("x" * 300, "File name")):
         for write in (model.save, lambda path: model.train("no such data", output_directory=path)):
-            with pytest.raises(brim.OutputError, match=f"the output directory cannot be written: {reason}"):
+            with pytest.raises(brim.errors.OutputError, match=f"the output directory cannot be written: {reason}"):
                 write(tmp_path / place)
     assert list(tmp_path.rglob("*")) == [tmp_path / "closed"]
 

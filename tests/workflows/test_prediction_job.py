@@ -81,10 +81,12 @@ def test_an_unfinished_prediction_is_not_begun_again_unasked(model, sums_file, t
         model.predict(sums_file, resume=True)
     begun(model, sums_file, path, resume=True, say=said.append)
     assert f"nothing to continue at {path}: the prediction starts from the first row" in said
-    with pytest.raises(brim.OutputError, match=r"begun and not finished; .*\n  fix: add --resume .* or remove .*job"):
+    with pytest.raises(
+        brim.errors.OutputError, match=r"begun and not finished; .*\n  fix: add --resume .* or remove .*job"
+    ):
         model.predict("no such data", output=path)
     model.predict(sums_file, output=path, resume=True)
-    with pytest.raises(brim.OutputError, match="the output file exists already; nothing was changed"):
+    with pytest.raises(brim.errors.OutputError, match="the output file exists already; nothing was changed"):
         model.predict(sums_file, output=path)
     path.unlink()
     model.predict({"question": ["add 1 and 2 ="]}, output=path, say=said.append)
@@ -170,14 +172,14 @@ def test_an_output_of_another_run_is_refused(model, sums_file, tmp_path):
     path, theirs = tmp_path / "p.csv", tmp_path / "theirs.csv"
     for message in ("exists already, without a job beside it to resume", "is not the one that this job wrote"):
         path.write_text("mine")
-        with pytest.raises(brim.OutputError, match=message):
+        with pytest.raises(brim.errors.OutputError, match=message):
             model.predict(sums_file, output=path, resume=True)
         assert path.read_text() == "mine"
         path.rename(theirs)
         model.predict(sums_file, output=path, resume=True)
     path.unlink()
     path.symlink_to(theirs)
-    with pytest.raises(brim.OutputError, match="is not the one that this job wrote"):
+    with pytest.raises(brim.errors.OutputError, match="is not the one that this job wrote"):
         model.predict(sums_file, output=path, resume=True)
 
 
@@ -185,13 +187,13 @@ def test_what_gives_other_responses_is_refused_by_name(zero_shot, model, sums, t
     path, frame = tmp_path / "p.csv", pd.DataFrame(sums)
     begun(model, frame, path)
     changed = brim.Model({**zero_shot, "random_seed": 7, "prompt": {"template": "{question}!"}})
-    with pytest.raises(brim.OutputError, match="has changed since it began") as refused:
+    with pytest.raises(brim.errors.OutputError, match="has changed since it began") as refused:
         changed.predict(frame, output=path, resume=True)
     for line in ("random_seed: 42 before, 7 now", 'prompt.template: null before, "{question}!" now'):
         assert f"    {line}\n" in str(refused.value)
     model.predict(frame, output=path, resume=True)
     frame.loc[7, "question"] = "another"
-    with pytest.raises(brim.OutputError, match=r"row 7: 1 row is done, and the prompt has changed since"):
+    with pytest.raises(brim.errors.OutputError, match=r"row 7: 1 row is done, and the prompt has changed since"):
         model.predict(frame, output=path, resume=True)
 
 
@@ -208,7 +210,7 @@ def test_other_weights_are_refused_and_other_batches_or_places_are_not(
     with (base / "tokenizer_config.json").open("a") as file:
         file.write(" ")
     names = r"    the base model's model.safetensors\n    the base model's tokenizer_config.json\n  fix: restore it"
-    with pytest.raises(brim.OutputError, match=names):
+    with pytest.raises(brim.errors.OutputError, match=names):
         moved.predict(sums_file, output=path, resume=True)
 
 
@@ -217,7 +219,7 @@ def test_rows_with_keys_may_move(model, sums, tmp_path):
     frame = pd.DataFrame(sums).assign(id=[f"row-{number}" for number in range(40)])
     begun(model, frame, path, 20, key="id")
     moved = frame[::-1].reset_index(drop=True)
-    with pytest.raises(brim.OutputError, match="identified by the column `id`, and now are by their numbers"):
+    with pytest.raises(brim.errors.OutputError, match="identified by the column `id`, and now are by their numbers"):
         model.predict(moved, output=path, resume=True)
     generated = []
     model.predict(moved, output=path, key="id", resume=True, on_batch=generated.append)
@@ -234,7 +236,7 @@ def test_two_processes_do_not_write_to_one_output(model, sums_file, tmp_path, mo
 
     def second(_):
         for resume in (True, False):
-            with pytest.raises(brim.OutputError, match="another process is writing to this output"):
+            with pytest.raises(brim.errors.OutputError, match="another process is writing to this output"):
                 model.predict(sums_file, output=path, resume=resume)
 
     model.predict(sums_file, output=path, on_batch=second)
@@ -262,7 +264,7 @@ def test_a_full_disk_loses_nothing_and_says_what_to_do(model, sums_file, tmp_pat
 
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "append", full)
-        with pytest.raises(brim.WriteError, match=r"No space left on device\n  fix: make room .* --resume"):
+        with pytest.raises(brim.errors.WriteError, match=r"No space left on device\n  fix: make room .* --resume"):
             model.predict(sums_file, output=path)
         monkeypatch.undo()
     generated = []

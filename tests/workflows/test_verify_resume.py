@@ -366,7 +366,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_none_that_is_whole_is_an_error(
     assert [(start.checkpoint, start.step) for start in starts] == [(9, 9), (0, 1)]
     assert told[0] == "the checkpoint of step 9 is damaged, and is passed over"
     flip(copy, 12)
-    with pytest.raises(brim.CheckpointError, match="no whole checkpoint is left: those of steps 9, 12 are damaged"):
+    with pytest.raises(
+        brim.errors.CheckpointError, match="no whole checkpoint is left: those of steps 9, 12 are damaged"
+    ):
         brim.verify_resume(copy, steps=3)
 
 
@@ -407,7 +409,7 @@ def test_a_number_that_is_none_a_busy_folder_and_too_little_room_are_told_before
     finally:
         os.close(descriptor)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000))
-    with pytest.raises(brim.OutputError, match="1000 B left") as raised:
+    with pytest.raises(brim.errors.OutputError, match="1000 B left") as raised:
         brim.verify_resume(whole)
     assert raised.value.exit_code == 2
     assert list(temporary.iterdir()) == []
@@ -417,6 +419,6 @@ def test_a_number_that_is_none_a_busy_folder_and_too_little_room_are_told_before
 def test_other_rows_are_refused_also_where_the_run_begins_anew(whole, rows, temporary, forked, tmp_path):
     other = tmp_path / "other.csv"
     other.write_text(rows.read_text().replace("add 1", "sub 1"))
-    with pytest.raises(brim.OutputError, match=r"rows are not those that this run was started with") as raised:
+    with pytest.raises(brim.errors.OutputError, match=r"rows are not those that this run was started with") as raised:
         brim.verify_resume(whole, steps=1, from_step=1, dataset=other)
     assert raised.value.problems[0].where == str(whole)
