@@ -29,7 +29,7 @@ DATA = ("--dataset", "sums.jsonl")
     ("verb", "wrong"), [(("plan", *DATA, "--device", "t4"), "memory.budget=99GiB"), (("memory",), "base_model=nowhere")]
 )
 def test_what_was_noted_before_a_card_could_be_made_is_said_beside_the_error(brim, project, verb, wrong):
-    done = brim(verb[0], "config.yaml", *verb[1:], wrong, "trainer.train_steps=5")
+    done = brim(verb[0], "config.yaml", *verb[1:], wrong, "trainer.epochs=9", "trainer.train_steps=5")
     assert (done.code, done.out) == (2, "")
     assert "trainer.epochs has no effect" in done.err
     assert wrong.partition("=")[0] in done.err

@@ -141,6 +141,11 @@ def test_keys_without_effect_are_noted(minimal, file):
         assert len(loaded.notes) == len(words)
         assert all(map(says, loaded.notes, words)), loaded.notes
     assert loaded.config.trainer.learning_rate_scheduler.decay_fraction == 0.2
+    # What an override replaces is not the file's fault: so `brim compare` gives its runs their rows.
+    epochs, samples = minimal(trainer={"type": "finetune", "epochs": 5}), "trainer.train_samples=9"
+    assert load_config(epochs, [samples]).notes == ()
+    (note,) = load_config(epochs, ["trainer.epochs=6", samples]).notes
+    assert says(note, "override trainer.epochs=6: … has no effect, trainer.train_samples decides")
 
 
 def test_overrides_set_values_and_make_sections(minimal):

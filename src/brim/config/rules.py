@@ -37,10 +37,10 @@ _TRAINING_KEYS = (
 
 def notes_on(config: Config, document: Document) -> tuple[str, ...]:
     """Return notes on keys without effect and defaults worth knowing, each with its place."""
-    return tuple(f"{document.place(path).where}: {text}" for path, text in _notes(config))
+    return tuple(f"{document.place(path).where}: {text}" for path, text in _notes(config, document))
 
 
-def _notes(config: Config) -> Iterator[tuple[KeyPath, str]]:
+def _notes(config: Config, document: Document) -> Iterator[tuple[KeyPath, str]]:
     trainer = config.trainer
     if isinstance(trainer, NoTrainer):
         untouched = NoTrainer()
@@ -54,7 +54,7 @@ def _notes(config: Config) -> Iterator[tuple[KeyPath, str]]:
     if config.prompt.template is not None and not prompt_columns(config):
         yield TEMPLATE, "prompt.template names no column, so every row gets the same prompt"
     yield from _inputs(config)
-    yield from _epochs(trainer)
+    yield from _epochs(trainer, document)
     if isinstance(trainer, FinetuneTrainer):
         yield from _batch_that_stays(trainer)
         fixed = fixes_the_cut(trainer)
@@ -78,12 +78,13 @@ def _inputs(config: Config) -> Iterator[tuple[KeyPath, str]]:
             yield ("input_features", number), words
 
 
-def _epochs(trainer: NoTrainer | FinetuneTrainer) -> Iterator[tuple[KeyPath, str]]:
-    is_default = trainer.epochs == type(trainer)().epochs
+def _epochs(trainer: NoTrainer | FinetuneTrainer, document: Document) -> Iterator[tuple[KeyPath, str]]:
     decides = [name for name in ("train_steps", "train_samples") if getattr(trainer, name, None) is not None]
+    # Epochs of the file that an override replaces are no mistake.
+    by_override = any(document.place(("trainer", name)).is_override for name in decides)
     if isinstance(trainer, FinetuneTrainer) and takes_default_epochs(trainer) and default_rows(trainer) is None:
         yield EPOCHS, f"trainer.epochs is not set: {trainer.epochs} epochs, the default (Ludwig's is 100)"
-    elif decides and not is_default:
+    elif decides and trainer.epochs != type(trainer)().epochs and document.place(EPOCHS).is_override >= by_override:
         yield EPOCHS, f"trainer.epochs has no effect, trainer.{decides[0]} decides"
 
 
