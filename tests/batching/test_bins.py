@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
-from tests.batching.cost_examples import costs, linear_costs, rising_surfaces
+from tests.batching.cost_examples import costs, jagged_surfaces, linear_costs, rising_surfaces
 
 from brim.batching import MULTIPLE, cut_totals, cutter_of
 from brim.batching.bins import fewest_bins
@@ -44,6 +44,17 @@ def test_every_row_goes_once_in_order_and_no_micro_batch_is_over_the_cap(lengths
         assert part.peak_bytes == int(np.ceil(bare.peak_bytes(tokens / max(taken), max(taken)))) <= cap_bytes
         mean = sum(length**2 for length in taken) / sum(taken)
         assert part.seconds == pytest.approx(float(bare.seconds(tokens / mean, mean)))
+
+
+@given(lengths=LENGTHS, some=costs(peak=jagged_surfaces()), cap_bytes=st.integers(0, 2000))
+def test_rows_that_are_over_the_cap_alone_need_not_be_the_longest(lengths, some, cap_bytes):
+    some = replace(some, multiple=MULTIPLE)
+    cuts = Packed(costs=some, cap_bytes=cap_bytes).cut(lengths)
+    assert sorted(row for part in cuts for row in part.rows.tolist()) == list(range(len(lengths)))
+    assert max(lengths) == cuts[0].padded_length
+    assert all(part.num_rows == 1 or part.peak_bytes <= cap_bytes for part in cuts)
+    totals = cut_totals(lengths, len(lengths), costs=some, cap_bytes=cap_bytes, lone_rows_may_exceed=True)
+    assert totals.num_micro_batches == len(cuts)
 
 
 @given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=7), capacity=st.integers(20, 60))

@@ -64,9 +64,10 @@ def fewest_bins(lengths: Sequence[int], capacities: Sequence[int]) -> list[list[
     """Return the positions of the rows of each bin, in order.
 
     lengths: tokens of at least one row, the longest first. capacities: the tokens of a bin whose longest row it is; at
-    least the row's own. The number of bins is the least that one of three ways finds: the longest rows first, each into
-    the emptiest bin, which is the most even, or into the fullest that takes it; and, where that may not be the least, a
-    search through all ways that ends after some thousand tries.
+    least the row's own. A row for which it is no more is joined by none: so one goes alone that is over the cap.
+    The number of bins is the least that one of three ways finds: the longest rows first, each into the emptiest bin,
+    which is the most even, or into the fullest that takes it; and, where that may not be the least, a search through
+    all ways that ends after some thousand tries.
     """
     filled = _fullest(lengths, capacities)
     least = max(-(-sum(lengths) // max(capacities)), len(filled) - _MOST_TRIES)
@@ -80,11 +81,11 @@ def fewest_bins(lengths: Sequence[int], capacities: Sequence[int]) -> list[list[
 
 
 def _emptiest(lengths: Sequence[int], capacities: Sequence[int], number: int) -> list[list[int]] | None:
-    """Put each row into the emptiest of so many bins; None where one overflows."""
-    if number > len(lengths):
-        return None
+    """Put each row into the emptiest of so many bins that are not full; None where one overflows."""
     bins = [[position] for position in range(number)]
-    loads = [(lengths[position], position) for position in range(number)]
+    loads = [(lengths[position], position) for position in range(number) if lengths[position] < capacities[position]]
+    if not loads:
+        return None
     heapify(loads)
     for position in range(number, len(lengths)):
         load, which = loads[0]

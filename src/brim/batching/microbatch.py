@@ -205,12 +205,8 @@ class Packed(ByLength):
             return []
         order = longest_first(tokens)
         longest, kinds = np.unique(tokens[order], return_inverse=True)
-        capacities = self._packed.capacities(longest, most=int(tokens.sum()))[kinds]
-        num_alone = int(np.count_nonzero(capacities == 0))  # over the cap, and so the longest
-        bins = [[position] for position in range(num_alone)]
-        if num_alone < len(order):
-            fitting = fewest_bins(tokens[order[num_alone:]].tolist(), capacities[num_alone:].tolist())
-            bins += [[num_alone + position for position in each] for each in fitting]
+        capacities = np.maximum(self._packed.capacities(longest, most=int(tokens.sum())), longest)[kinds]
+        bins = fewest_bins(tokens[order].tolist(), capacities.tolist())
         return self._micro_batches([np.sort(order[each]) for each in bins], tokens)
 
     @property
