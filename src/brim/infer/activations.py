@@ -71,7 +71,7 @@ def collect_activations(
 
     def pass_over(positions: NDArray[np.intp]) -> None:
         layout = collate if packed is None else pack
-        batch = layout([rows[int(position)] for position in positions], pad_id=pad_id).to(device)
+        batch = layout(rows.take(positions), pad_id=pad_id).to(device)
         lengths = torch.from_numpy(rows.lengths[positions]).to(device)
         look = partial(_vectors, batch=batch, lengths=lengths, pooling=pooling, normalize=normalize)
         with (

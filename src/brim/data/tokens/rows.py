@@ -7,7 +7,6 @@ are tokens.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -226,9 +225,8 @@ class TokenRows(Sequence[TokenRow]):
     """
 
     def __init__(self, table: pa.Table, indices: npt.ArrayLike | None = None) -> None:
-        self._table = table
         self._chunks = [_Chunk(batch) for batch in table.select(_COLUMNS).to_batches() if batch.num_rows]
-        self._ends = np.cumsum([chunk.num_rows for chunk in self._chunks], dtype=np.int64)
+        self._places = _Places(self._chunks)
         given = np.arange(table.num_rows) if indices is None else np.asarray(indices)
         self._indices: Integers = given.astype(np.int64)
 
@@ -262,19 +260,16 @@ class TokenRows(Sequence[TokenRow]):
     def __getitem__(self, position: Any) -> Any:
         if isinstance(position, slice):
             return self.take(np.arange(len(self))[position])
-        index = int(self._indices[position])
-        chunk_number = bisect_right(self._ends, index)
-        chunk = self._chunks[chunk_number]
-        return chunk.row(index - (int(self._ends[chunk_number]) - chunk.num_rows))
+        return next(self._read([position]))
 
     def __iter__(self) -> Iterator[TokenRow]:
-        for position in range(len(self)):
-            yield self[position]
+        for start in range(0, len(self), _BATCH_ROWS):
+            yield from self._read(slice(start, start + _BATCH_ROWS))
 
     def take(self, indices: npt.ArrayLike) -> TokenRows:
         """Return these positions, in this order, as rows over the same table."""
         taken = object.__new__(TokenRows)
-        taken._table, taken._chunks, taken._ends = self._table, self._chunks, self._ends
+        taken._chunks, taken._places = self._chunks, self._places
         taken._indices = self._indices[np.asarray(indices, dtype=np.int64)]
         return taken
 
@@ -297,30 +292,50 @@ class TokenRows(Sequence[TokenRow]):
     @cached_property
     def keys(self) -> Integers:
         """Return the source row number of each row."""
-        return self._of_all([chunk.keys for chunk in self._chunks])
+        return self._places.keys[self._indices]
 
     @cached_property
     def lengths(self) -> Integers:
         """Count the tokens of each row."""
-        return self._of_all([np.diff(chunk.offsets) for chunk in self._chunks])
+        return self._places.lengths[self._indices].astype(np.int64)
 
     @cached_property
     def num_supervised(self) -> Integers:
         """Count the targets of each row that the loss sees (the first token never is one)."""
-        return self._of_all([chunk.num_supervised() for chunk in self._chunks])
+        return self._of_all(chunk.num_supervised() for chunk in self._chunks)
 
     @cached_property
     def num_prompt_tokens(self) -> Integers:
         """Count the tokens before the first target of each row."""
-        return self._of_all([chunk.num_prompt_tokens() for chunk in self._chunks])
+        return self._of_all(chunk.num_prompt_tokens() for chunk in self._chunks)
+
+    def _read(self, positions: slice | list[int]) -> Iterator[TokenRow]:
+        """Yield these rows, read together: one by one they take three times as long."""
+        indices, places = self._indices[positions], self._places
+        chunks = [self._chunks[number] for number in places.chunks[indices].tolist()]
+        first_bits, lengths = places.first_bits[indices].tolist(), places.lengths[indices].tolist()
+        packed = [
+            chunk.bits[first // 8 : (first + length + 7) // 8]
+            for chunk, first, length in zip(chunks, first_bits, lengths, strict=True)
+        ]
+        supervised = np.unpackbits(np.concatenate(packed), bitorder="little").view(np.bool_)
+        keys, begins = places.keys[indices].tolist(), places.begins[indices].tolist()
+        done = 0
+        for chunk, key, begin, length, first, part in zip(
+            chunks, keys, begins, lengths, first_bits, packed, strict=True
+        ):
+            start = done + first % 8
+            yield TokenRow(
+                key=key, input_ids=chunk.ids[begin : begin + length], supervised=supervised[start : start + length]
+            )
+            done += 8 * len(part)
 
     def _changed(self, changed: Callable[[TokenRow], TokenRow]) -> TokenRows:
         starts = range(0, len(self), _BATCH_ROWS)
         return self.from_blocks([changed(row) for row in self[start : start + _BATCH_ROWS]] for start in starts)
 
-    def _of_all(self, parts: list[npt.NDArray[Any]]) -> Integers:
-        whole = np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
-        return whole[self._indices]
+    def _of_all(self, parts: Iterable[npt.NDArray[Any]]) -> Integers:
+        return _joined(parts).astype(np.int64)[self._indices]
 
 
 class _Renamed(TokenRows):
@@ -330,10 +345,9 @@ class _Renamed(TokenRows):
         self.__dict__.update(rows.__dict__)
         self.keys = keys
 
-    def __getitem__(self, position: Any) -> Any:
-        if isinstance(position, slice):
-            return super().__getitem__(position)
-        return replace(super().__getitem__(position), key=int(self.keys[position]))
+    def _read(self, positions: slice | list[int]) -> Iterator[TokenRow]:
+        for row, key in zip(super()._read(positions), self.keys[positions].tolist(), strict=True):
+            yield replace(row, key=key)
 
     def take(self, indices: npt.ArrayLike) -> TokenRows:
         return _Renamed(super().take(indices), self.keys[np.asarray(indices, dtype=np.int64)])
@@ -372,19 +386,16 @@ class _Chunk:
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         keys, ids, supervised = batch.columns
-        self.num_rows = int(batch.num_rows)
         self.keys = keys.to_numpy()
         self.offsets = ids.offsets.to_numpy()
-        self._ids = ids.values.to_numpy()
+        self.ids = ids.values.to_numpy()
         self._supervised = supervised.values
         self._supervised_offsets = supervised.offsets.to_numpy()
+        self.bits = np.frombuffer(self._supervised.buffers()[1] or b"", dtype=np.uint8)  # of what is supervised
 
-    def row(self, number: int) -> TokenRow:
-        start, end = int(self.offsets[number]), int(self.offsets[number + 1])
-        marks = self._supervised.slice(int(self._supervised_offsets[number]), end - start)
-        return TokenRow(
-            key=int(self.keys[number]), input_ids=self._ids[start:end], supervised=marks.to_numpy(zero_copy_only=False)
-        )
+    @property
+    def first_bits(self) -> Integers:
+        return np.asarray(self._supervised_offsets[:-1] + self._supervised.offset, dtype=np.int64)
 
     def num_supervised(self) -> Integers:
         marks = self._supervised.to_numpy(zero_copy_only=False)
@@ -398,6 +409,21 @@ class _Chunk:
         starts, ends = self._supervised_offsets[:-1], self._supervised_offsets[1:]
         firsts = np.append(marks, ends[-1])[np.searchsorted(marks, starts)]
         return np.asarray(np.minimum(firsts, ends) - starts, dtype=np.int64)
+
+
+class _Places:
+    """Say where each row of all chunks lies, in the buffers of its own."""
+
+    def __init__(self, chunks: Sequence[_Chunk]) -> None:
+        self.chunks = np.repeat(np.arange(len(chunks)), [len(chunk.keys) for chunk in chunks])
+        self.keys = _joined(chunk.keys for chunk in chunks)
+        self.begins = _joined(chunk.offsets[:-1] for chunk in chunks)
+        self.lengths = _joined(np.diff(chunk.offsets) for chunk in chunks)
+        self.first_bits = _joined(chunk.first_bits for chunk in chunks)
+
+
+def _joined(parts: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return np.concatenate([np.zeros(0, dtype=np.int32), *parts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,7 @@ class Runner:
 
             def run(positions: NDArray[np.intp], parts: list[Tensor] = parts) -> None:
                 nonlocal left
-                batch = collate([rows[int(i)] for i in positions], pad_id=self.pad_id).to(self.device)
+                batch = collate(rows.take(positions), pad_id=self.pad_id).to(self.device)
                 with torch.no_grad(), precision.autocast(self.device, keeps_copies=False):
                     logits = target_logits(model, batch)
                 if left is None:
@@ -161,7 +161,7 @@ def score_rows(
     num_correct, num_supervised = np.zeros(num_rows, dtype=np.int64), np.zeros(num_rows, dtype=np.int64)
 
     def score(positions: NDArray[np.intp]) -> None:
-        batch = (collate if packed is None else pack)([rows[int(i)] for i in positions], pad_id=pad_id).to(device)
+        batch = (collate if packed is None else pack)(rows.take(positions), pad_id=pad_id).to(device)
         with torch.no_grad(), passing(packed, batch.packed), precision.autocast(device, keeps_copies=False):
             scores = next_token_scores(model, batch, head=head)
         loss[positions] = scores.loss.cpu().numpy()
