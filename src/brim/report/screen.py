@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import IO, Protocol
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     Progress,
@@ -24,6 +24,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
+from rich.text import Text
 
 from brim.errors import InputError
 from brim.notes import PlanCard, Say, is_told, kind_of, wrapped
@@ -137,7 +139,27 @@ class _Bar(Progress):
             self._drawn = self.shown
             shown = self._drawn()
             self.update(self._task, completed=shown.done, description=shown.text, head=shown.head)
-        return super().get_renderables()
+        return [_Line([column(task) for column in self.columns if not isinstance(column, str)]) for task in self.tasks]
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Draw cells behind one another, the bar in what the others leave: rich's table takes three times as long."""
+
+    cells: Sequence[RenderableType]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        texts = [cell for cell in self.cells if isinstance(cell, Text)]
+        left = options.max_width - sum(text.cell_len + 1 for text in texts)
+        room = options.update(width=max(left, 0))
+        line = Text(" ").join(
+            cell
+            if isinstance(cell, Text)
+            else Text.assemble(*((part.text, part.style or "") for part in console.render(cell, room)))
+            for cell in self.cells
+        )
+        line.truncate(options.max_width, overflow="ellipsis")
+        yield from line.render(console)
 
 
 def _columns(*, has_total: bool) -> tuple[ProgressColumn, ...]:
