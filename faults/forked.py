@@ -13,6 +13,7 @@ import ctypes
 import io
 import json
 import os
+import pkgutil
 import resource
 import signal
 import subprocess
@@ -28,15 +29,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+import brim
+
 ROOT = Path(__file__).parents[1]
 
 _POLL_S = 0.004
 _LONGEST_S = 300.0  # what takes a second may take a minute beside others
-_PRELOADED = (
-    "brim.cli.app", "brim.cli.train", "brim.cli.predict", "brim.cli.memory", "brim.cli.check", "brim.cli.runs",
-    "brim.model", "transformers.models.llama.modeling_llama",
-    "transformers.generation", "peft", "datasets", "pyarrow.parquet", "pyarrow.csv",
+_PRELOADED = (  # beside all of brim
+    "transformers.models.llama.modeling_llama", "transformers.generation", "peft.tuners.lora.bnb",
+    "peft.utils.transformers_weight_conversion", "datasets", "pyarrow.parquet", "pyarrow.csv",
     "tensorboardX.event_file_writer", "tensorboardX.proto.summary_pb2", "rich.progress", "numpy.ctypeslib",
+    "pandas.core.methods.to_dict", "pydantic.dataclasses",
 )  # fmt: skip
 
 
@@ -150,8 +153,8 @@ class Brim:
 
 def serve() -> None:
     """Read orders from stdin, a line each, and answer each with a line on stdout, until stdin ends."""
-    for name in _PRELOADED:
-        __import__(name)
+    for name in (*(module.name for module in pkgutil.walk_packages(brim.__path__, "brim.")), *_PRELOADED):
+        import_module(name)
     _warm_up()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

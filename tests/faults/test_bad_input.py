@@ -21,7 +21,7 @@ from faults.bad_configs import bad_configs
 from faults.bad_data import bad_data
 from faults.bad_input import BadInput, Edit, fault_of, state_of, touched
 from faults.bad_models import bad_models, bad_runs
-from faults.forked import Brim, Done
+from faults.forked import Done
 from faults.hostile import Counter, Hostile, cases, hub, trial
 from faults.inputs import NUM_INPUTS, draw
 from faults.mistakes import FLAGS, MISTAKES, USAGE
@@ -61,7 +61,19 @@ def trained(*arguments, folder):
 
 
 @pytest.fixture
-def fault(brim, project, tmp_path, monkeypatch):
+def in_process(brim, monkeypatch):
+    """in_process("check", "config.yaml", folder=…): as faults.forked.Brim, without the child; it takes no time."""
+
+    def run(*arguments, folder, **_):
+        monkeypatch.chdir(folder)
+        done = brim(*arguments)
+        return replace(ENDED, code=done.code, out=done.out, err=done.err)
+
+    return run
+
+
+@pytest.fixture
+def fault(in_process, project, tmp_path, monkeypatch):
     """fault(bad): what is wrong with the answer to it in a copy of the project; empty where nothing is."""
 
     def judge(bad):
@@ -71,11 +83,9 @@ def fault(brim, project, tmp_path, monkeypatch):
         shutil.copytree(project, copy)
         for edit in bad.edits:
             edit.apply(copy)
-        monkeypatch.chdir(copy)
         before = state_of(copy)
         monkeypatch.setattr(segment, "run_child", None)  # it is told before a process starts
-        done = brim(*bad.arguments)
-        answer = replace(ENDED, code=done.code, out=done.out, err=done.err)
+        answer = in_process(*bad.arguments, folder=copy)
         return fault_of(bad, "check", answer, touched(before, state_of(copy)))
 
     return judge
@@ -179,12 +189,6 @@ def test_enough_are_drawn_and_the_same_for_the_same_seed(strategy, kind):
 # brim keeps them silent, the campaign tells.
 
 
-@pytest.fixture(scope="module")
-def forked():
-    with Brim() as started:
-        yield started
-
-
 @pytest.fixture
 def own_project(project, tmp_path):
     """One whose surroundings may be written to."""
@@ -192,17 +196,17 @@ def own_project(project, tmp_path):
     return shutil.copytree(project, tmp_path / "outer" / "project")
 
 
-@pytest.mark.process
-def test_code_that_is_trusted_and_what_is_accepted_is_seen(forked, own_project):
+@pytest.mark.run
+def test_code_that_is_trusted_and_what_is_accepted_is_seen(in_process, own_project):
     (hostile,) = (each for each in cases(own_project) if each.bad.name == "auto_map, unknown model_type")
     trusting = replace(hostile, bad=replace(hostile.bad, overrides=("trust_remote_code=true",)))
-    told = trial(trusting, "train", forked, own_project, Counter(address=""))
+    told = trial(trusting, "train", in_process, own_project, Counter(address=""))
     assert (told.outcome, told.why) == ("failed", "the folder's code ran")
-    assert trial(hostile, "train", forked, own_project, Counter(address="")).outcome == "passed"
+    assert trial(hostile, "train", in_process, own_project, Counter(address="")).outcome == "passed"
     harmless = Hostile(bad=BadInput(row="hostile", name="nothing", says=("x",)))
-    told = trial(harmless, "check", forked, own_project, Counter(address=""))
+    told = trial(harmless, "check", in_process, own_project, Counter(address=""))
     assert (told.outcome, told.why) == ("failed", "was accepted")
-    inert = trial(replace(harmless, inert=True), "check", forked, own_project, Counter(address=""))
+    inert = trial(replace(harmless, inert=True), "check", in_process, own_project, Counter(address=""))
     assert inert.outcome == "passed"
 
 

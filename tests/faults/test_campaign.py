@@ -29,7 +29,7 @@ MAY_BE_SKIPPED = {  # where there is no C compiler, or no right to mount
 
 
 # Each trial of the others is made in this process: tests/faults/test_bad_input.py, tests/data/test_bad_rows.py.
-IN_PROCESSES = [("kill", "nonfinite"), ("disk", "damage", "inputs"), ("hostile",), ("token",)]  # one start each
+IN_PROCESSES = [("kill", "nonfinite", "disk", "damage", "inputs"), ("hostile",), ("token",)]  # one start each
 
 
 def test_each_fault_is_tried():
