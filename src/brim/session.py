@@ -21,7 +21,7 @@ from brim.data.tokens import TextEncoder, label_room, learned_label_room, load_e
 from brim.errors import ConfigError, InputError
 from brim.models import device_facts, pick_device, stored_choices, with_stored_quantization
 from brim.models.folders import ModelFolder, continued, local_folder, locate, require_floors
-from brim.notes import Note, warning
+from brim.notes import warning
 
 _LEARNED = (  # choices that decide what is learned
     "trainer.epochs",
@@ -137,9 +137,9 @@ def with_rows(session: Session, num_rows: int) -> Session:
 
 
 def choice_notes(choices: Sequence[Choice]) -> list[str]:
-    """Return the choices with their reasons as notes: warnings if they decide what is learned, else details."""
+    """Return the choices with their reasons: warnings if they decide what is learned, else notes and details."""
     return [
-        warning(str(choice), topic="configuration") if choice.key in _LEARNED else Note(str(choice), kind="detail")
+        warning(str(choice), topic="configuration") if choice.key in _LEARNED else choice.as_note()
         for choice in choices
     ]
 

@@ -75,6 +75,19 @@ def test_both_figures_of_checkpointing_are_told_whatever_is_asked_beside(brim, c
     assert (json.loads(done.out)["gradient_checkpointing"], json.loads(done.out)["other"]) == (False, None)
 
 
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("cpu", "train, 2 rows × 32 tokens, packed"),
+        ("t4", "trainer.packing: False, not as configured (PyTorch's attention"),
+    ],
+)
+def test_the_card_says_that_rows_are_packed_or_why_they_are_not_as_asked(brim, config, device, words):
+    asked = ("trainer.packing=true", "trainer.enable_gradient_checkpointing=false")
+    done = brim("memory", "config.yaml", "--device", device, "--sequence-length", 32, *asked, code=0)
+    assert words in " ".join(done.out.split())
+
+
 def test_flags_reach_the_prediction(brim, config, asked, finished_run):
     options = ("--batch-size", 3, "--sequence-length", 16, "--phase", "evaluate", "--device", "a100-80gb")
     brim("memory", "config.yaml", "trainer.epochs=1", *options, "--world-size", 4, code=0)

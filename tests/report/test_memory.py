@@ -93,6 +93,7 @@ def test_the_parts_sum_to_what_the_device_must_have_and_look_different(predictio
 def test_headlines_and_places_in_words():
     one = hand_made_prediction(batch_size=1, phase="generate", world_size=2)
     assert one.shape_in_words() == "generate, 1 row × 4,096 tokens, on 2 × a10g"
+    assert hand_made_prediction(is_packed=True).batch_in_words() == "train, 4 rows × 4,096 tokens, packed"
     assert hand_made_prediction(phase="load").shape_in_words() == "load, no rows, on a10g"
     place = Place(phase="backward", layer=3, module="base_model.model.model.layers.3.mlp", operator="aten::mm")
     for peak, words in ((place, "backward, mm in model.layers.3.mlp"), (Place(phase="load"), "load")):

@@ -13,6 +13,7 @@ from brim.config.schedule_rules import has_beta2, implied_effective_rows, moves_
 from brim.config.schema import Config, FinetuneTrainer
 from brim.config.text import KeyPath, dotted
 from brim.errors import ConfigError, Problem
+from brim.notes import Note
 
 DEFAULT_MAX_NEW_TOKENS = 256
 
@@ -32,9 +33,15 @@ class Choice:
     key: str
     value: Any
     reason: str
+    overrules: bool = False  # the configuration asks for another value, which cannot be had
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.value} ({self.reason})"
+        asked = ", not as configured" if self.overrules else ""
+        return f"{self.key}: {self.value}{asked} ({self.reason})"
+
+    def as_note(self) -> Note:
+        """Return a note where the configuration asks otherwise, else a detail."""
+        return Note(str(self), kind="note" if self.overrules else "detail")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

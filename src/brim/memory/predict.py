@@ -138,10 +138,11 @@ def ask(
     if phase == "generate" and resolution.config.output_features[0].labels:
         resolution = _with_length_of_labels(resolution, folder, trust_remote_code=given.trust_remote_code)
     architecture = read_architecture(folder, trust_remote_code=given.trust_remote_code)
-    resolution = _laid_out(resolution, architecture, target)
+    layout = packing_choice(resolution.config, lambda: architecture, capability=target.gpu_capability)
+    layouts = () if layout is None else (layout,)
     return Asked(
-        config=resolution.config,
-        choices=(*_own_code(given, folder), *stored_choices(given, folder), *resolution.choices),
+        config=resolution.config if layout is None else resolution.config.having(layout.key, layout.value),
+        choices=(*_own_code(given, folder), *stored_choices(given, folder), *resolution.choices, *layouts),
         folder=folder,
         architecture=architecture,
         phase=phase,
@@ -160,16 +161,6 @@ def _with_length_of_labels(resolution: Resolution, folder: ModelFolder, *, trust
     except ModelError:
         return resolution
     return with_length_of_labels(resolution, encoder)
-
-
-def _laid_out(resolution: Resolution, architecture: PretrainedConfig, device: Device) -> Resolution:
-    """Return the resolution with the rows' layout chosen, where that is open."""
-    capability = None if device.is_cpu else device.capability or (8, 0)
-    choice = packing_choice(resolution.config, lambda: architecture, capability=capability)
-    if choice is None:
-        return resolution
-    config = resolution.config.having(choice.key, choice.value)
-    return replace(resolution, config=config, choices=(*resolution.choices, choice))
 
 
 def _own_code(config: Config, folder: ModelFolder) -> list[Choice]:

@@ -194,6 +194,7 @@ class MemoryPrediction:
     quantization_bits: int | None = None  # of the base model's weights; None: not quantised
     has_chunked_loss: bool = False  # logits and loss are computed for a few positions at a time
     gradient_checkpointing: bool | None = None  # of `train`
+    is_packed: bool = False  # the rows are one sequence, without padding
     other: MemoryPrediction | None = None  # the same run with or without gradient checkpointing, where that is open
 
     def __repr__(self) -> str:
@@ -212,8 +213,9 @@ class MemoryPrediction:
         return f"{self.batch_in_words()}, on {self.devices_in_words()}"
 
     def batch_in_words(self) -> str:
-        """Name phase and rows: "train, 1 row × 2,048 tokens"."""
+        """Name phase and rows: "train, 1 row × 2,048 tokens, packed"."""
         shape = f"{format_count(self.batch_size, 'row')} × {self.sequence_length:,} tokens"
+        shape += ", packed" if self.is_packed else ""
         return f"{self.phase}, {'no rows' if self.phase == 'load' else shape}"
 
     def devices_in_words(self) -> str:

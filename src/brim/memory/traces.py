@@ -106,7 +106,7 @@ class Traces:
             device=cpu_device() if device.is_cpu else device.among(self.job.world_size),
             has_limit=asked.has_limit,
             allocator=self.job.allocator,
-            choices=(*map(str, (*asked.choices, *trace.workload.choices)), *choices),
+            choices=(*(choice.as_note() for choice in (*asked.choices, *trace.workload.choices)), *choices),
         )
         rank = self._rank(trace, setting)
         trainer, quantization = asked.config.trainer, asked.config.quantization
@@ -116,6 +116,7 @@ class Traces:
             quantization_bits=None if quantization is None else quantization.bits,
             has_chunked_loss=asked.phase != "generate" and trace.workload.has_chunked_loss,
             gradient_checkpointing=is_on if asked.phase == "train" else None,
+            is_packed=asked.phase in ("train", "evaluate") and trainer.packing is True,
         )
 
     def build(self, asked: Asked) -> None:
@@ -160,8 +161,8 @@ class Traces:
 
 
 def _target(asked: Asked) -> CudaTarget | None:
-    device = asked.device
-    return None if device.is_cpu else CudaTarget(compute_capability=device.capability or (8, 0))
+    capability = asked.device.gpu_capability
+    return None if capability is None else CudaTarget(compute_capability=capability)
 
 
 def _composed(workload: ConfigWorkload, asked: Asked, job: Job, updates: _Updates) -> tuple[EventStream, Recording]:

@@ -135,8 +135,7 @@ class Request:
 
     def layout(self) -> Choice | None:
         """Say whether rows are packed; None where nothing is open."""
-        capability = None if self.device.is_cpu else self.device.capability or (8, 0)
-        return packing_choice(self.config, lambda: self.architecture, capability=capability)
+        return packing_choice(self.config, lambda: self.architecture, capability=self.device.gpu_capability)
 
     def tracing(self) -> AbstractContextManager[None]:
         """Let one thread trace at a time. Raises UntraceableError for an architecture that cannot be traced."""
@@ -150,8 +149,8 @@ class Request:
 
         Raises UntraceableError for an architecture that cannot be traced.
         """
-        device = self.device
-        target = None if device.is_cpu else CudaTarget(compute_capability=device.capability or (8, 0))
+        device, capability = self.device, self.device.gpu_capability
+        target = None if capability is None else CudaTarget(compute_capability=capability)
         with self.tracing():
             yield Traces(
                 make(ConfigWorkload(config or self.config, self.folder, self.architecture, target=target)),

@@ -144,8 +144,8 @@ def facts(prediction: MemoryPrediction) -> Iterator[str]:
     yield Note(f"peak: {place}", kind="detail")
     yield from (Note(line, kind="note" if prediction.fits is False else "detail") for line in _largest(prediction))
     yield Note(f"{verdict}{prediction.reason}", kind="note" if barely_fits else "detail")
+    yield from (line if isinstance(line, Note) else Note(line, kind="detail") for line in details)
     yield from _beside_reports(prediction)
-    yield from (Note(line, kind="detail") for line in details)
 
 
 def _by_part(prediction: MemoryPrediction) -> Table:

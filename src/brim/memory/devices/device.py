@@ -23,14 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 _MIB = 2**20
-
-
 _GIB = 2**30
-
-
 _BF16_FROM = (8, 0)  # compute capability
-
-
 PACKING_BYTES = 6_000_000  # buffers into which MKL packs matrices: docs/decisions/0010-resident-memory-on-a-cpu.md
 
 
@@ -48,7 +42,12 @@ class Device:
     @property
     def has_bf16(self) -> bool:
         """Return whether it is a GPU that computes bfloat16 in hardware; one of unknown capability counts as such."""
-        return not self.is_cpu and (self.capability is None or self.capability >= _BF16_FROM)
+        return self.gpu_capability is not None and self.gpu_capability >= _BF16_FROM
+
+    @property
+    def gpu_capability(self) -> tuple[int, int] | None:
+        """Return the compute capability to count with, 8.0 where it is not known; None: it is a CPU."""
+        return None if self.is_cpu else self.capability or _BF16_FROM
 
     @property
     def cublas_workspace_bytes(self) -> int:

@@ -48,7 +48,7 @@ def packing_choice(
         reason = fit.reason
     if against is None:
         return None if asked is True else Choice(key=_SETTING, value=True, reason=reason)
-    return Choice(key=_SETTING, value=False, reason=against)
+    return Choice(key=_SETTING, value=False, reason=against, overrules=asked is True)
 
 
 def _against(config: Config, capability: tuple[int, int] | None) -> str | None:
