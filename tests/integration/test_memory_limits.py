@@ -15,6 +15,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file
 from tests.conftest import make_llama, make_tokenizer
 from tests.gallery import OUT, Scarce, usual
@@ -99,42 +100,20 @@ def test_predictions_and_evaluations_say_that_they_take_fewer_rows(tiny_base, su
 
 # Processes that may not have more address space
 
-PRELUDE = """
-import json, os, resource, sys, warnings
+LIMITED = """
+import ctypes, json, os, resource, sys, threading, warnings
+import numpy as np
+import torch
+from tests.infer.families import GREEDY, ON_CPU, rows_of
+from transformers import LlamaConfig, LlamaForCausalLM
+import brim
+from brim.errors import OutOfMemoryError
+from brim.infer.engines import FixedRoom, SlotsEngine, StaticEngine
 
 def limit(mib=None):
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     most = resource.RLIM_INFINITY if mib is None else used + (mib << 20)
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
-
-def tell_each_in_a_child(do):
-    for name, case in json.loads(sys.argv[1]).items():
-        sys.stdout.flush()
-        child = os.fork()
-        if not child:
-            print(json.dumps({name: do(**case)}))
-            sys.stdout.flush()
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0, name
-"""
-
-
-def told_by(script, *arguments, **environment):
-    """The JSON that a script prints, an object a line, as one; in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + script, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", **environment},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return {name: value for line in done.stdout.splitlines() for name, value in json.loads(line).items()}
-
-
-REAL = """
-import brim
-warnings.simplefilter("ignore")
 
 class Limit:
     def __init__(self, mib):
@@ -148,57 +127,14 @@ class Limit:
     def close(self):
         limit()
 
-config, dataset, folder = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
-for mib in (None, 12):
-    brim.Model(config).train(dataset, output_directory=f"{folder}/{mib}", observer=Limit(mib), say=None)
-"""
+M_MMAP_THRESHOLD = -3  # malloc.h
 
-
-@linux
-@pytest.mark.process
-def test_under_a_real_limit_training_and_evaluation_go_on_and_learn_the_same(tmp_path):
-    """Limited from the first step to the end of the run to 12 MiB more than the process has then."""
-    base = tmp_path / "base"
-    base.mkdir()
-    make_tokenizer(base)
-    make_llama(base, hidden_size=64, intermediate_size=128, max_position_embeddings=512)
-    data = tmp_path / "rows.jsonl"
-    rows = [
-        {"question": "x y " * (20 + 3 * (number % 32)), "answer": f" {number}", "split": number // 32}
-        for number in range(64)
-    ]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = usual(base, trainer={"effective_batch_size": 32, "batch_size": 32, "eval_batch_size": 32})
+def train(config, dataset, folder):
+    warnings.simplefilter("ignore")
     # Freed tensors go back to the system at once, so that the limit is on those that are alive.
-    told_by(REAL, json.dumps(settings), data, tmp_path, MALLOC_MMAP_THRESHOLD_="65536")
-    free, limited = tmp_path / "None", tmp_path / "12"
-    assert events(free, "oom") == []
-    failed = events(limited, "oom")
-    assert {event["where"] for event in failed} >= {"evaluation"}
-    assert {event["where"] for event in failed} & {"forward", "backward"}
-    assert all("can't allocate memory" in event["message"] for event in failed if "message" in event)
-    np.testing.assert_allclose(losses(limited), losses(free), rtol=1e-5)
-    assert validation(limited) == pytest.approx(validation(free), rel=1e-5)
-    assert [step["num_samples"] for step in steps(limited)] == [32, 64]
-
-
-# Engines
-
-ENGINES = ["slots", "static"]
-GENERATIONS = {
-    "free": {"engine": "slots"},
-    **{f"{engine} limited": {"engine": engine, "limit_mib": 12} for engine in ENGINES},
-    **{f"{engine} too long": {"engine": engine, "limit_mib": 12, "longest": 2500} for engine in ENGINES},
-}
-# A token keeps 8 KiB of keys and values: 16 rows of 136 tokens 17 MiB, and a row of 2,500 tokens 20 MiB.
-GENERATION = """
-import threading
-import numpy as np
-import torch
-from tests.infer.families import GREEDY, ON_CPU, rows_of
-from transformers import LlamaConfig, LlamaForCausalLM
-from brim.errors import OutOfMemoryError
-from brim.infer.engines import FixedRoom, SlotsEngine, StaticEngine
+    assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 65536)
+    for mib in (None, 12):
+        brim.Model(config).train(dataset, output_directory=f"{folder}/{mib}", observer=Limit(mib), say=None)
 
 CONFIG = LlamaConfig(
     vocab_size=100, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=8, head_dim=64,
@@ -231,23 +167,84 @@ def generate(engine, limit_mib=None, longest=128):
 threading.stack_size(1 << 20)  # an address space of its own, which counts
 torch.manual_seed(0)
 model = LlamaForCausalLM(CONFIG).eval()
-tell_each_in_a_child(generate)
+for name, (do, case) in json.loads(sys.argv[1]).items():
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        print(json.dumps({name: globals()[do](**case)}))
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, name
 """
+ENGINES = ["slots", "static"]
+# A token keeps 8 KiB of keys and values: 16 rows of 136 tokens 17 MiB, and a row of 2,500 tokens 20 MiB.
+GENERATIONS = {
+    "free": {"engine": "slots"},
+    **{f"{engine} limited": {"engine": engine, "limit_mib": 12} for engine in ENGINES},
+    **{f"{engine} too long": {"engine": engine, "limit_mib": 12, "longest": 2500} for engine in ENGINES},
+}
+
+
+@pytest.fixture(scope="module")
+def told(shared_folder):
+    """What each child said, by its name, and the folder of a run without a limit and of one with."""
+    folder = shared_folder / "limited"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "told.jsonl").exists():
+            folder.mkdir(exist_ok=True)
+            (folder / "told.jsonl").write_text(run_limited(folder))
+    lines = (folder / "told.jsonl").read_text().splitlines()
+    said = {name: value for line in lines for name, value in json.loads(line).items()}
+    return {**said, "train": (folder / "None", folder / "12")}
+
+
+def run_limited(folder):
+    base, data = folder / "base", folder / "rows.jsonl"
+    base.mkdir()
+    make_tokenizer(base)
+    make_llama(base, hidden_size=64, intermediate_size=128, max_position_embeddings=512)
+    rows = [
+        {"question": "x y " * (20 + 3 * (number % 32)), "answer": f" {number}", "split": number // 32}
+        for number in range(64)
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = usual(base, trainer={"effective_batch_size": 32, "batch_size": 32, "eval_batch_size": 32})
+    train = {"config": settings, "dataset": str(data), "folder": str(folder)}
+    cases = {"train": ("train", train), **{name: ("generate", case) for name, case in GENERATIONS.items()}}
+    how = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    command = [sys.executable, "-c", LIMITED, json.dumps(cases)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **how}, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @linux
 @pytest.mark.process
-def test_what_does_not_fit_is_generated_all_the_same_and_once():
-    generations = told_by(GENERATION, json.dumps(GENERATIONS))
-    free = generations["free"]
+def test_under_a_real_limit_training_and_evaluation_go_on_and_learn_the_same(told):
+    """Limited from the first step to the end of the run to 12 MiB more than the process has then."""
+    free, limited = told["train"]
+    assert events(free, "oom") == []
+    failed = events(limited, "oom")
+    assert {event["where"] for event in failed} >= {"evaluation"}
+    assert {event["where"] for event in failed} & {"forward", "backward"}
+    assert all("can't allocate memory" in event["message"] for event in failed if "message" in event)
+    np.testing.assert_allclose(losses(limited), losses(free), rtol=1e-5)
+    assert validation(limited) == pytest.approx(validation(free), rel=1e-5)
+    assert [step["num_samples"] for step in steps(limited)] == [32, 64]
+
+
+@linux
+@pytest.mark.process
+def test_what_does_not_fit_is_generated_all_the_same_and_once(told):
+    free = told["free"]
     assert (free["told"], free["refused"]) == ([], None), "without a limit"
     assert [position for position, _ in free["texts"]] == list(range(24)), "each once"
     assert {len(text) == 8 for _, text in free["texts"]} == {True, False}
     for engine in ENGINES:
-        limited = generations[f"{engine} limited"]
+        limited = told[f"{engine} limited"]
         assert limited["told"], "the limit did not bind"
         assert all(after < before for before, after in limited["told"])
         assert (limited["refused"], limited["texts"]) == (None, free["texts"])
-        refused = generations[f"{engine} too long"]["refused"]
+        refused = told[f"{engine} too long"]["refused"]
         assert "generation of a single row runs out of memory (2,500 tokens)" in refused
         assert "row 17 (numbered from 0)" in refused

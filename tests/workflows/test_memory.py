@@ -25,6 +25,7 @@ from brim.memory.variants import variants
 
 SHAPE = {"batch_size": 2, "sequence_length": 8, "device": "a100-80gb"}
 LORA = {"adapter": "lora", "trainer": {"type": "finetune"}}
+KEPT = {"type": "finetune", "enable_gradient_checkpointing": False}  # no question, which would take two predictions
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +35,13 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture
-def trained(base):
+def unsettled(base):
     return {"base_model": str(base), "adapter": {"type": "lora"}, "trainer": {"type": "finetune"}}
+
+
+@pytest.fixture
+def trained(unsettled):
+    return {**unsettled, "trainer": KEPT}
 
 
 @pytest.fixture
@@ -62,63 +68,63 @@ def test_config_json_is_enough_and_all_phases_are_predicted(base, trained, untra
 def test_a_frozen_base_lies_once_under_mixed_precision(tmp_path):
     """On a card without bf16 a bf16 base was there twice: as it is stored, and in autocast's copies."""
     folder = write_folder(tmp_path, "llama", num_hidden_layers=6, dtype="bfloat16", tie_word_embeddings=False)
-    config = {"base_model": str(folder), "adapter": {"type": "lora", "r": 1}, "trainer": {"type": "finetune"}}
+    config = {"base_model": str(folder), "adapter": {"type": "lora", "r": 1}, "trainer": KEPT}
     found = {name: brim.predict_memory(config, **{**SHAPE, "device": name}) for name in ("t4", "a100-80gb")}
     for name, precision in (("t4", "fp16-mixed"), ("a100-80gb", "bf16")):
         assert any(choice.startswith(f"precision: {precision}") for choice in found[name].choices)
     assert found["t4"].by_category["weights"] < 1.1 * found["a100-80gb"].by_category["weights"]
 
 
-def test_the_answer_is_for_the_run_that_a_plan_would_choose(trained):
+def test_the_answer_is_for_the_run_that_a_plan_would_choose(unsettled):
     """Gradient checkpointing where it does not fit without, and the margin of a plan counts."""
     shape = {"batch_size": 512, "sequence_length": 64}
-    roomy = brim.predict_memory(trained, **shape, memory_bytes=80 * 2**30)
+    roomy = brim.predict_memory(unsettled, **shape, memory_bytes=80 * 2**30)
     assert (roomy.gradient_checkpointing, roomy.other.gradient_checkpointing) == (False, True)
     assert roomy.other.total_bytes < roomy.total_bytes
     said = [choice.partition(" (")[0] for choice in roomy.choices if choice.startswith("gradient checkpointing")]
     assert said == ["gradient checkpointing: off"]
-    tight = brim.predict_memory(trained, **shape, memory_bytes=roomy.total_bytes + 2**20)
+    tight = brim.predict_memory(unsettled, **shape, memory_bytes=roomy.total_bytes + 2**20)
     assert tight.gradient_checkpointing
     assert tight.other.fits
     assert tight.allocated_bytes == roomy.other.allocated_bytes
-    without_margin = {**trained, "memory": {"margin": "0MiB"}}
+    without_margin = {**unsettled, "memory": {"margin": "0MiB"}}
     assert not brim.predict_memory(without_margin, **shape, memory_bytes=tight.budget_bytes).gradient_checkpointing
 
 
-def test_without_a_device_the_answer_is_for_the_run_where_memory_is_short(trained, monkeypatch):
+def test_without_a_device_the_answer_is_for_the_run_where_memory_is_short(unsettled, monkeypatch):
     """No card is known, so none can be said to have room for the faster way."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     shape = {"batch_size": 512, "sequence_length": 64}
-    found = brim.predict_memory(trained, **shape)
+    found = brim.predict_memory(unsettled, **shape)
     assert (found.gradient_checkpointing, found.other.gradient_checkpointing) == (True, False)
     assert (found.budget_bytes, found.fits) == (None, None)
     assert found.reason.startswith("it needs ")
     assert found.total_bytes < found.other.total_bytes
-    assert found.allocated_bytes == brim.predict_memory(trained, **shape, device="a100-80gb").other.allocated_bytes
+    assert found.allocated_bytes == brim.predict_memory(unsettled, **shape, device="a100-80gb").other.allocated_bytes
     assert "no device is named; without it, which is faster and chosen where it fits" in found.choices[-1]
     # Where all weights are trained their update is the peak, whatever the backward pass takes.
-    found = brim.predict_memory({**trained, "adapter": None}, batch_size=1, sequence_length=2)
+    found = brim.predict_memory({**unsettled, "adapter": None}, batch_size=1, sequence_length=2)
     assert (found.gradient_checkpointing, found.other.gradient_checkpointing) == (False, True)
     assert found.other.total_bytes >= found.total_bytes
     assert found.choices[-1].startswith("gradient checkpointing: off ")
     assert found.choices[-1].endswith("are needed, which is not less)")
 
 
-def test_where_checkpointing_is_no_question_there_is_no_other_prediction(trained, monkeypatch):
-    def settled(config=trained, **asked):
+def test_where_checkpointing_is_no_question_there_is_no_other_prediction(unsettled, monkeypatch):
+    def settled(config=unsettled, **asked):
         found = brim.predict_memory(config, **asked, **SHAPE)
         assert found.other is None
         return found.gradient_checkpointing
 
     assert [settled(phase=phase) for phase in ("load", "evaluate", "generate")] == [None] * 3
     for is_on in (True, False):
-        trainer = {**trained["trainer"], "enable_gradient_checkpointing": is_on}
-        assert settled({**trained, "trainer": trainer}) is is_on
-    found = brim.predict_memory({**trained, "quantization": {"bits": 4}}, **SHAPE)
+        trainer = {**unsettled["trainer"], "enable_gradient_checkpointing": is_on}
+        assert settled({**unsettled, "trainer": trainer}) is is_on
+    found = brim.predict_memory({**unsettled, "quantization": {"bits": 4}}, **SHAPE)
     assert (found.quantization_bits, found.as_dict()["quantization_bits"]) == (4, 4)
     monkeypatch.setattr(LlamaForCausalLM, "supports_gradient_checkpointing", False)
     assert settled() is False
-    choices = brim.predict_memory(trained, **SHAPE).choices
+    choices = brim.predict_memory(unsettled, **SHAPE).choices
     assert "gradient checkpointing: off (this architecture has none)" in choices
 
 
@@ -127,7 +133,7 @@ def test_code_of_its_own_is_passed_over_where_transformers_has_the_class(tmp_pat
     folder = write_folder(tmp_path, "phi3", auto_map={"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"})
     (folder / "own.py").write_text("raise SystemExit('this code must not run')\n")
     plain = write_folder(tmp_path / "plain", "phi3")
-    config = {"adapter": {"type": "lora", "target_modules": "all-linear"}, "trainer": {"type": "finetune"}}
+    config = {"adapter": {"type": "lora", "target_modules": "all-linear"}, "trainer": KEPT}
     found, expected = (brim.predict_memory({**config, "base_model": str(each)}, **SHAPE) for each in (folder, plain))
     assert found.total_bytes == expected.total_bytes
     (told,) = [choice for choice in found.choices if choice.startswith("base_model")]
@@ -146,8 +152,8 @@ def test_a_mapping_a_file_and_a_configuration_are_the_same_and_say_the_phase(tra
     assert (expected["phase"], brim.predict_memory(untrained, **SHAPE).phase) == ("train", "generate")
 
 
-def test_the_dictionary_is_json_and_categories_are_the_timeline(trained):
-    prediction = brim.predict_memory(trained, **SHAPE)
+def test_the_dictionary_is_json_and_categories_are_the_timeline(unsettled):
+    prediction = brim.predict_memory(unsettled, **SHAPE)
     told = json.loads(json.dumps(prediction.as_dict()))
     assert told == prediction.as_dict()
     assert set(told["by_category"]) == set(CATEGORIES)
@@ -163,7 +169,7 @@ def test_shapes_are_those_of_the_configuration_unless_given(trained, tmp_path):
     def predicted(**given):
         return brim.predict_memory(given.pop("config", config), device="a100-80gb", **given)
 
-    config = {**trained, "trainer": {"type": "finetune", "batch_size": 3, "eval_batch_size": 5}}
+    config = {**trained, "trainer": {**KEPT, "batch_size": 3, "eval_batch_size": 5}}
     prediction = predicted()
     assert (prediction.batch_size, prediction.sequence_length) == (3, 64)
     assert "batch size: 3 (trainer.batch_size)" in prediction.choices
@@ -179,8 +185,8 @@ def test_shapes_are_those_of_the_configuration_unless_given(trained, tmp_path):
     assert any("set sequence_length to that of the longest" in choice for choice in prediction.choices)
 
 
-def test_what_a_plan_decides_is_shown_at_its_least_and_said_with_the_verb_that_shows_it(trained, untrained):
-    by_length = {**trained, "trainer": {"type": "finetune", "effective_batch_size": 8}}
+def test_what_a_plan_decides_is_shown_at_its_least_and_said_with_the_verb_that_shows_it(unsettled, untrained):
+    by_length = {**unsettled, "trainer": {"type": "finetune", "effective_batch_size": 8}}
     prediction = brim.predict_memory(by_length, device="a100-80gb")
     assert prediction.batch_size == 1
     least = "batch size: 1 (trainer.batch_size: auto, the smallest micro-batch; `brim plan` shows the micro-batches of a run)"
@@ -190,7 +196,7 @@ def test_what_a_plan_decides_is_shown_at_its_least_and_said_with_the_verb_that_s
     off = "gradient checkpointing: off (trainer.enable_gradient_checkpointing: auto; it fits without)"
     assert off in prediction.choices
     fixed = {"type": "finetune", "batch_size": 1, "effective_batch_size": 8, "enable_gradient_checkpointing": False}
-    the_same = brim.predict_memory({**trained, "trainer": fixed}, device="a100-80gb")
+    the_same = brim.predict_memory({**unsettled, "trainer": fixed}, device="a100-80gb")
     assert the_same.reserved_bytes == prediction.reserved_bytes  # two micro-batches of a step, both times
     assert off not in the_same.choices
 
