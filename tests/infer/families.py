@@ -106,6 +106,13 @@ RECURRENT = {
 }
 # Of them, those whose batches are wrong: transformers' RWKV mixes up states and reads padding, its MiniMax reads padding.
 MISLED = {"rwkv", "minimax"}
+# Packed rows get other scores than rows alone, or their attention is not exchangeable.
+UNFIT = {
+    *("openai-gpt", "gptj", "codegen", "gemma2", "gpt_neo", "gpt_neox_japanese", "bloom", "mpt", "xglm", "gpt_oss"),
+    *("falcon rotary", "falcon multi-query", "falcon alibi"),  # their attention is not transformers' registry's
+    *("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba", "bamba", "granitemoehybrid", "falcon_h1"),
+    *("lfm2", "qwen3_next", "minimax"),  # their state goes from one row to the next
+}
 MOST_NEW = 6
 # For tests of eleven prompts and a model whose vocabulary has 300 tokens; see conftest.py.
 GREEDY: dict[str, Any] = {

@@ -1,5 +1,6 @@
 """Continuous batching: whoever is in the batch, a row's text is the one that it has alone; when slots are filled."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,17 +8,21 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from tests.infer.families import GREEDY as USUAL, ON_CPU, alone, rows_of, runs_out, texts
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from brim.errors import OutOfMemoryError
-from brim.infer.engines import FixedRoom, SlotsEngine, respond_to
+from brim.infer.engines import FixedRoom, SlotsEngine, cache, continuous, respond_to, sampling
 from brim.infer.engines.cache import RowCache
 from brim.infer.engines.continuous import Queue, prefill_groups, rows_to_wait_for
+from brim.models.packing import PackedAttention
 
 pytestmark = pytest.mark.run
 
 NEW_TOKENS = 12
 ENDS = list(range(30, 60))  # a tenth of the vocabulary: responses end at different lengths
 GREEDY = {**USUAL, "max_new_tokens": NEW_TOKENS, "eos_token_id": ENDS}
+SAMPLING = {**GREEDY, "do_sample": True, "temperature": 0.8, "top_k": 20}
 
 
 def engine(model, *, rows=3, prefill_tokens=64, settings=GREEDY, **changes):
@@ -39,9 +44,11 @@ def expected(model):
     return of
 
 
-def test_greedy_text_is_that_of_each_row_alone(model, prompts, expected):
+@pytest.mark.parametrize("is_packed", [False, True], ids=["padded", "packed"])
+def test_greedy_text_is_that_of_each_row_alone(model, prompts, expected, is_packed):
+    packed = PackedAttention(model) if is_packed else None
     for rows, prefill_tokens in [(1, 1), (2, 1000), (3, 40), (5, 64), (11, 5), (64, 10_000)]:
-        responses = respond_to(engine(model, rows=rows, prefill_tokens=prefill_tokens), prompts)
+        responses = respond_to(engine(model, rows=rows, prefill_tokens=prefill_tokens, packed=packed), prompts)
         assert texts(responses) == expected(prompts), (rows, prefill_tokens)
     assert len({len(text) for text in texts(responses)}) > 4  # all of one length would not show much
     short = engine(model, settings={**GREEDY, "max_new_tokens": 1})
@@ -133,6 +140,81 @@ def test_the_cache_is_gone_with_the_last_row(model, prompts, caches):
     assert [cache() for cache in caches] == [None]
 
 
+class HostWaits(TorchDispatchMode):
+    """Note what would let the host wait for a GPU while it is entered: values read, and copies of what the host has."""
+
+    WAITS = ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "where.ScalarSelf", "where.ScalarOther")
+    CALLS = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "tensor", "as_tensor")
+
+    def __init__(self):
+        super().__init__()
+        self.noted, self.copies = Counter(), 0
+
+    def __enter__(self):
+        self.calls, self.patch = Calls(self.noted), pytest.MonkeyPatch()
+        self.calls.__enter__()
+        for module in (cache, sampling):
+            self.patch.setattr(module, "moved", self.moved)
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.calls.__exit__(*error)
+        self.patch.undo()
+
+    def moved(self, *arrays, device):
+        self.copies += 1
+        return MOVED(*arrays, device=device)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func).removeprefix("aten.").removesuffix(".default")
+        indices = args[1] if name in ("index.Tensor", "index_put", "index_put_", "_index_put_impl_") else ()
+        if name in self.WAITS or any(index is not None and index.dtype == torch.bool for index in indices):
+            self.noted[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+MOVED = cache.moved
+
+
+class Calls(TorchFunctionMode):
+    """Note what is no operator on a CPU."""
+
+    def __init__(self, noted):
+        super().__init__()
+        self.noted = noted
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name in HostWaits.CALLS:
+            self.noted[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLING], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("is_packed", [False, True], ids=["padded", "packed"])
+def test_a_step_reads_its_tokens_and_nothing_else_and_copies_without_waiting(
+    model, prompts, monkeypatch, settings, is_packed
+):
+    seen, step = [], continuous._Run._step
+
+    def watched(run):
+        with HostWaits() as waits:
+            finished = list(step(run))
+        seen.append(waits)
+        return finished
+
+    monkeypatch.setattr(continuous._Run, "_step", watched)
+    packed = PackedAttention(model) if is_packed else None
+    made = engine(model, rows=4, settings=settings, packed=packed, is_misled=False)
+    respond_to(made, prompts)
+    assert len(seen) == made.statistics.num_steps > NEW_TOKENS
+    by_transformers = Counter() if is_packed else Counter(__bool__=1, is_nonzero=1)  # whether its mask masks anything
+    for waits in seen:
+        assert waits.noted - by_transformers == Counter(tolist=1)
+        assert waits.copies == (2 if settings is SAMPLING else 1)  # tokens with places; what is drawn
+
+
 def room_of(num_cells):
     """A Room where nothing but the cells takes memory."""
     return SimpleNamespace(rows=lambda columns, cells=0: max(1, num_cells // columns))
@@ -186,10 +268,10 @@ def test_no_other_number_costs_less(rows, response_tokens):
     assert cost(chosen) <= least * 1.25  # whole numbers, of which there may be few
 
 
-@given(lengths=st.lists(st.integers(1, 50), max_size=40), most_tokens=st.integers(1, 200))
-def test_groups_take_every_row_once_and_keep_to_the_tokens(lengths, most_tokens):
-    groups = prefill_groups(lengths, most_tokens=most_tokens)
+@given(lengths=st.lists(st.integers(1, 50), max_size=40), most_tokens=st.integers(1, 200), is_packed=st.booleans())
+def test_groups_take_every_row_once_and_keep_to_the_tokens(lengths, most_tokens, is_packed):
+    groups = prefill_groups(lengths, most_tokens=most_tokens, is_packed=is_packed)
     assert [position for group in groups for position in group] == list(range(len(lengths)))
     for group in groups:
-        longest = max(lengths[position] for position in group)
-        assert len(group) == 1 or len(group) * longest <= most_tokens
+        tokens = [lengths[position] for position in group]
+        assert len(group) == 1 or (sum(tokens) if is_packed else len(group) * max(tokens)) <= most_tokens

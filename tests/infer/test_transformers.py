@@ -15,6 +15,7 @@ from tests.infer.families import (
     MOST_NEW,
     ON_CPU,
     RECURRENT,
+    UNFIT,
     alone,
     build,
     ended,
@@ -28,6 +29,7 @@ from brim.config.schema import GenerationConfig
 from brim.errors import InputError, OutOfMemoryError
 from brim.infer.engines import FixedRoom, SlotsEngine, StaticEngine, generation_settings, respond_to
 from brim.infer.engines.base import is_misled_by_its_batch
+from brim.models.packing import PackedAttention
 
 pytestmark = pytest.mark.run
 
@@ -59,8 +61,8 @@ def test_greedy_texts_do_not_depend_on_the_batch(family):
     assert misled == (family in MISLED)
     assert bool(SlotsEngine.why_not(model.config, how["settings"], type(model))) == (family in RECURRENT)
     assert texts(respond_to(StaticEngine(model, room=FixedRoom(4, prefill_tokens=1), **how), rows)) == expected
-    if family not in RECURRENT:
-        slots = SlotsEngine(model, room=FixedRoom(3, prefill_tokens=24), **how)
+    for packed in [None, PackedAttention(model)][: 0 if family in RECURRENT else 1 if family in UNFIT else 2]:
+        slots = SlotsEngine(model, room=FixedRoom(3, prefill_tokens=24), packed=packed, **how)
         assert texts(respond_to(slots, rows)) == expected
         assert slots.statistics.num_prefills > 4  # rows took the place of others
         assert slots.statistics.num_layouts > 1  # and the cache was laid out again

@@ -2,19 +2,13 @@
 
 import pytest
 import torch
-from tests.infer.families import FAMILIES, build, rows_of
+from tests.infer.families import FAMILIES, UNFIT, build, rows_of
 from transformers import AutoConfig, LlamaConfig
 
 from brim.data.tokens import collate, pack
 from brim.models.loss import LogitHead, logit_head, next_token_loss, next_token_scores
 from brim.models.packing import PackedAttention, attention as packed, packing_fit
 
-UNFIT = {
-    *("openai-gpt", "gptj", "codegen", "gemma2", "gpt_neo", "gpt_neox_japanese", "bloom", "mpt", "xglm", "gpt_oss"),
-    *("falcon rotary", "falcon multi-query", "falcon alibi"),  # their attention is not transformers' registry's
-    *("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba", "bamba", "granitemoehybrid", "falcon_h1"),
-    *("lfm2", "qwen3_next", "minimax"),  # their state goes from one row to the next
-}
 LENGTHS = [9, 30, 1, 4, 17]  # the longest of them beyond every window
 
 

@@ -168,7 +168,7 @@ class KeptCache:
             roomy = _HEADROOM * columns if self._most_columns is None else min(_HEADROOM * columns, self._most_columns)
             self._passes = begin(columns=max(roomy, columns))
             with self._pass() as passes:
-                passes.lay_out(columns=passes.cache.columns, end=len(prompt))
+                passes.cache.lay_out(columns=passes.cache.columns, end=len(prompt))
                 logits = passes.prefill([prompt])
         self._tokens = list(prompt)
         return logits

@@ -27,6 +27,7 @@ from brim.errors import BrimError, InputError
 from brim.infer.engines.batching import OnSmaller
 from brim.infer.engines.capacity import Room
 from brim.models import Precision
+from brim.models.packing import PackedAttention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -82,7 +83,7 @@ class LocalEngine(ABC):
 
     settings: what `generation_settings` gives. on_smaller: called each time that memory ran out and fewer rows go on
     together; what it raises ends the run. is_misled: whether the rows of a batch change each other's responses, so that
-    they go one by one; None: it is tried.
+    they go one by one; None: it is tried. packed: how brim's own engine reads prompts without padding; None: with it.
     """
 
     name: str
@@ -99,11 +100,12 @@ class LocalEngine(ABC):
         constraint: LabelConstraint | None = None,
         on_smaller: OnSmaller = lambda smaller: None,
         is_misled: bool | None = None,
+        packed: PackedAttention | None = None,
     ) -> None:
         self._model, self._settings, self._room, self._seed = model, settings, room, seed
         self._device, self._precision = device, precision
         self._constraint, self._on_smaller = constraint, on_smaller
-        self._is_misled = is_misled
+        self._is_misled, self._packed = is_misled, packed
 
     @abstractmethod
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:

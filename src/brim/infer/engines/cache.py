@@ -21,18 +21,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 from weakref import proxy
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from brim.models import Precision
 from brim.models.loss import base_model
+from brim.models.packing import CachedRows, PackedAttention, PackedRows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,7 +43,8 @@ if TYPE_CHECKING:
 class Passes:
     """Run a model over a cache of rows × columns.
 
-    cells: memory of the cache, where it is more than rows × columns.
+    cells: memory of the cache, where it is more than rows × columns. packed: prompts are read as one sequence without
+    padding, and no pass has a mask; None: they are padded.
     """
 
     def __init__(
@@ -54,47 +57,77 @@ class Passes:
         pad_id: int,
         device: torch.device,
         precision: Precision,
+        packed: PackedAttention | None = None,
     ) -> None:
-        self._model, self._pad_id = model, pad_id
+        self._model, self._pad_id, self._packed = model, pad_id, packed
         self._device, self._precision = device, precision
         self.cache = RowCache(num_cache_layers(model), rows=rows, columns=columns, cells=cells)
         accepted = inspect.signature(base_model(model).forward).parameters
         self._takes_positions = "position_ids" in accepted
-        self._last_only: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
-        self._starts: Tensor | None = None  # of the rows that are in, on the device
+        self._takes_what_to_keep = "logits_to_keep" in accepted
+
+    @property
+    def is_packed(self) -> bool:
+        """Return whether prompts are read without padding."""
+        return self._packed is not None
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Read prompts into the next slots; return logits [k, V] of what follows each."""
+        return self._prefill_padded(prompts) if self._packed is None else self._prefill_packed(prompts, self._packed)
+
+    def _prefill_padded(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         lengths = [len(prompt) for prompt in prompts]
         longest = max(lengths)
         ids = np.full((len(prompts), longest), self._pad_id, dtype=np.int64)
         for number, prompt in enumerate(prompts):
             ids[number, longest - len(prompt) :] = prompt
+        flat, first = moved(ids.ravel(), longest - np.array(lengths), device=self._device)
         columns = torch.arange(longest, device=self._device)
-        first = torch.tensor([longest - length for length in lengths]).to(self._device)[:, None]
         self.cache.begin_prefill(lengths)
         logits = self._run(
-            torch.from_numpy(ids).to(self._device),
-            mask=(columns >= first).long(),
-            positions=(columns - first).clamp(min=0),
+            flat.view(ids.shape),
+            mask=(columns >= first[:, None]).long(),
+            positions=(columns - first[:, None]).clamp(min=0),
         )
         self.cache.end_prefill(lengths)
-        self._starts = None
+        return logits
+
+    def _prefill_packed(self, prompts: Sequence[Sequence[int]], packed: PackedAttention) -> Tensor:
+        cache, lengths = self.cache, [len(prompt) for prompt in prompts]
+        of_each = np.concatenate([np.arange(length) for length in lengths])
+        ids, positions, slots, columns, bounds = moved(
+            np.concatenate(prompts),
+            of_each,
+            cache.num_rows + np.repeat(np.arange(len(prompts)), lengths),
+            cache.end - np.repeat(lengths, lengths) + of_each,
+            np.cumsum([0, *lengths]),
+            device=self._device,
+        )
+        rows = PackedRows(
+            position_ids=positions[None], bounds=bounds.int(), lengths=tuple(lengths), num_rows=len(prompts)
+        )
+        cache.begin_prefill(lengths, places=(slots, columns))
+        with packed.of(rows):
+            logits = self._run(ids[None], mask=None, positions=rows.position_ids, kept=bounds[1:] - 1)
+        cache.end_prefill(lengths)
         return logits
 
     def decode(self, tokens: Sequence[int]) -> Tensor:
         """Give every row its next token; return logits [n, V] of what follows it."""
         cache = self.cache
         assert len(tokens) == cache.num_rows, "a token for each row"
-        if self._starts is None:
-            self._starts = torch.tensor(cache.starts).to(self._device)[:, None]
-        columns = torch.arange(cache.base, cache.end + 1, device=self._device)
-        with attending_in_windows(cache.starts, self._device):
-            logits = self._run(
-                torch.tensor(tokens).to(self._device)[:, None],
-                mask=(columns >= self._starts).long(),
-                positions=cache.end - self._starts,
-            )
+        each, before = moved(np.array(tokens), cache.end - np.array(cache.starts), device=self._device)
+        ids, positions, mask = each[:, None], before[:, None], None
+        with ExitStack() as stack:
+            if self._packed is None:
+                distance = torch.arange(cache.window, -1, -1, device=self._device)
+                mask = (distance <= positions).long()
+            else:
+                is_full = max(cache.starts) == cache.base
+                rows = CachedRows(positions=positions, num_columns=cache.window + 1, is_full=is_full)
+                stack.enter_context(self._packed.of(rows))
+            stack.enter_context(attending_in_windows(cache.starts, self._device))
+            logits = self._run(ids, mask=mask, positions=positions)
         cache.end_step()
         return logits
 
@@ -115,29 +148,26 @@ class Passes:
         """Go on as if the tokens up to this column, and none behind it, had been written."""
         self.cache.end = end
 
-    def remove(self, slot: int) -> None:
-        """Take a row out; the last one moves into its slot."""
-        self.cache.remove(slot)
-        self._starts = None
-
-    def lay_out(self, *, columns: int, end: int) -> None:
-        """Move what is in use (`RowCache.lay_out`)."""
-        self.cache.lay_out(columns=columns, end=end)
-        self._starts = None
-
-    def _run(self, ids: Tensor, *, mask: Tensor, positions: Tensor) -> Tensor:
-        place = {"position_ids": positions} if self._takes_positions else {}
+    def _run(self, ids: Tensor, *, mask: Tensor | None, positions: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Return logits at the places `kept` of a sequence [1, N], or at the last place of each row."""
+        given: dict[str, Any] = {"position_ids": positions} if self._takes_positions else {}
+        if self._takes_what_to_keep:
+            given["logits_to_keep"] = 1 if kept is None else kept
         with torch.no_grad(), self._precision.autocast(self._device, keeps_copies=False):
             output = self._model(
-                input_ids=ids,
-                attention_mask=mask,
-                past_key_values=self.cache,
-                use_cache=True,
-                **place,
-                **self._last_only,
+                input_ids=ids, attention_mask=mask, past_key_values=self.cache, use_cache=True, **given
             )
-        logits: Tensor = output.logits[:, -1]
-        return logits if self._last_only else logits.clone()  # a view would keep those of all positions
+        logits: Tensor = output.logits
+        if self._takes_what_to_keep:
+            return logits[:, -1] if kept is None else logits[0]
+        return logits[:, -1].clone() if kept is None else logits[0, kept]  # a view would keep those of all positions
+
+
+def moved(*arrays: NDArray[Any], device: torch.device) -> tuple[Tensor, ...]:
+    """Bring arrays of one dtype to the device in one copy; a GPU makes it while the CPU goes on."""
+    joined, is_cuda = torch.from_numpy(np.concatenate(arrays)), device.type == "cuda"
+    joined = (joined.pin_memory() if is_cuda else joined).to(device, non_blocking=is_cuda)
+    return torch.split(joined, [len(each) for each in arrays])
 
 
 def num_cache_layers(model: PreTrainedModel) -> int:
@@ -156,7 +186,8 @@ class RowCache(Cache):  # type: ignore[misc]
         self.columns = columns
         self.starts: list[int] = []  # the column of each row's first token
         self.end = 0  # the column that is written next
-        self.prefilled: tuple[int, int] | None = None  # slots from, to, while their prompts are read
+        # While prompts are read: where their keys and values go, [slots, :, columns], in this order.
+        self.places: tuple[Any, Any] | None = None
         super().__init__(layers=[_RowLayer(self) for _ in range(num_layers)])
 
     @property
@@ -203,15 +234,19 @@ class RowCache(Cache):  # type: ignore[misc]
         self.starts = [start - base + end - window for start in self.starts]
         self.end = end
 
-    def begin_prefill(self, lengths: Sequence[int]) -> None:
-        """Prepare for a pass over prompts of these lengths, left-padded to the longest, into the next slots."""
+    def begin_prefill(self, lengths: Sequence[int], *, places: tuple[Tensor, Tensor] | None = None) -> None:
+        """Prepare for a pass over prompts of these lengths, left-padded to the longest, into the next slots.
+
+        places: of a pass over them as one sequence of N tokens: the slot and the column of each, [N] int64.
+        """
         assert max(lengths) <= self.end <= self.columns, "prompts end at the column that is written next"
         assert self.num_rows + len(lengths) <= self.rows, "each row has a slot"
-        self.prefilled = (self.num_rows, self.num_rows + len(lengths))
+        slots = slice(self.num_rows, self.num_rows + len(lengths))
+        self.places = places or (slots, slice(self.end - max(lengths), self.end))
 
     def end_prefill(self, lengths: Sequence[int]) -> None:
         """Take the rows in."""
-        self.prefilled = None
+        self.places = None
         self.starts += [self.end - length for length in lengths]
 
     def end_step(self, num_tokens: int = 1) -> None:
@@ -260,11 +295,12 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[misc]
             self.lazy_initialization(key_states, value_states)
         cache = self._cache
         keys, values = self._laid_out(cache.columns)
-        if cache.prefilled is not None:
-            slots = slice(*cache.prefilled)
-            columns = slice(cache.end - key_states.shape[2], cache.end)
-            keys[slots, :, columns] = key_states
-            values[slots, :, columns] = value_states
+        if cache.places is not None:
+            for kept, states in ((keys, key_states), (values, value_states)):
+                if isinstance(cache.places[0], Tensor):  # one sequence: a slot and a column for each token
+                    kept.transpose(1, 2)[cache.places] = states[0].transpose(0, 1)
+                else:
+                    kept[cache.places[0], :, cache.places[1]] = states
             return key_states, value_states
         num_rows, end = key_states.shape[0], cache.end + key_states.shape[2]
         keys[:num_rows, :, cache.end : end] = key_states
@@ -296,7 +332,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_seq_length(self) -> int:
         """Return the columns before those of the pass, as a mask sees them."""
-        return 0 if self._cache.prefilled is not None else self._cache.window
+        return 0 if self._cache.places is not None else self._cache.window
 
     def get_max_length(self) -> int:
         return -1

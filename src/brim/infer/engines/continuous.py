@@ -91,7 +91,8 @@ class SlotsEngine(LocalEngine):
         last: what was too much before.
         """
         chooser = NextToken(self._settings, seed=self._seed, device=self._device, constraint=self._constraint)
-        passes = partial(Passes, self._model, device=self._device, precision=self._precision)
+        how: Any = {"precision": self._precision, "packed": self._packed}
+        passes = partial(Passes, self._model, device=self._device, **how)
         run = _Run(queue, passes, chooser, room=room, settings=self._settings, statistics=self.statistics)
         responses = run.to_the_end()
         while True:
@@ -197,7 +198,8 @@ class _Run:
         lengths = [len(row.prompt) + len(row.generated) for row in self._entering]
         if not self._active or columns != self._cache.columns or self._cache.end < max(lengths):
             self._lay_out(columns=columns, end=max(self._cache.window, *lengths))
-        for group in prefill_groups(lengths, most_tokens=self._room.prefill_tokens):
+        is_packed = self._passes.is_packed
+        for group in prefill_groups(lengths, most_tokens=self._room.prefill_tokens, is_packed=is_packed):
             rows = self._entering[: len(group)]
             logits = self._passes.prefill([row.tokens for row in rows])
             self._entering = self._entering[len(group) :]
@@ -217,7 +219,7 @@ class _Run:
         yield from self._write(logits, list(self._active))
 
     def _lay_out(self, *, columns: int, end: int) -> None:
-        self._passes.lay_out(columns=columns, end=end)
+        self._cache.lay_out(columns=columns, end=end)
         self._statistics.num_layouts += 1
 
     def _write(self, logits: Tensor, rows: Sequence[Writing]) -> Iterator[list[Finished]]:
@@ -235,7 +237,7 @@ class _Run:
         if finished:
             yield finished
         for slot in free:  # after the yield: if memory runs out here, too, no response is lost
-            self._passes.remove(slot)
+            self._cache.remove(slot)
 
     def _response(self, row: Writing, token: int) -> Response | None:
         if token in self._end_ids:
@@ -342,15 +344,19 @@ def rows_to_wait_for(rows: int, response_tokens: float) -> int:
     return max(1, min(round(best), rows // 2))
 
 
-def prefill_groups(lengths: Sequence[int], *, most_tokens: int) -> list[range]:
-    """Return neighbours that are read together: rows × longest is at most `most_tokens`, or it is one row alone."""
+def prefill_groups(lengths: Sequence[int], *, most_tokens: int, is_packed: bool = False) -> list[range]:
+    """Return neighbours that are read together, of at most `most_tokens`, or each one row alone.
+
+    A group has rows × longest tokens; where rows are packed, which takes no padding, the sum of theirs.
+    """
     groups: list[range] = []
-    start, longest = 0, 0
+    start, longest, total = 0, 0, 0
     for position, length in enumerate(lengths):
-        longest = max(longest, length)
-        if position > start and (position + 1 - start) * longest > most_tokens:
+        longest, total = max(longest, length), total + length
+        tokens = total if is_packed else (position + 1 - start) * longest
+        if position > start and tokens > most_tokens:
             groups.append(range(start, position))
-            start, longest = position, length
+            start, longest, total = position, length, length
     return [*groups, range(start, len(lengths))] if lengths else []
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from brim.infer.engines.base import explained, not_finite
+from brim.infer.engines.cache import moved
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessorList
@@ -131,24 +132,25 @@ class NextToken:
     def _looked_back(self, scores: Tensor, row: Writing) -> Tensor:
         if row.position not in self._of_row:
             self._of_row[row.position] = _of_one(self._settings, row.prompt, self._device)
-        return cast(Tensor, self._of_row[row.position](torch.tensor([row.tokens], device=self._device), scores))
+        (tokens,) = moved(np.array(row.tokens), device=self._device)
+        return cast(Tensor, self._of_row[row.position](tokens[None], scores))
 
     def _only_allowed(self, scores: Tensor, rows: Sequence[Writing]) -> Tensor:
         assert self._constraint is not None, "asked before"
         allowed = [self._constraint.allowed(row.generated) for row in rows]
-        of_rows = torch.tensor([i for i, tokens in enumerate(allowed) for _ in tokens]).to(scores.device)
-        tokens = torch.tensor([token for each in allowed for token in each]).to(scores.device)
+        rows_of = np.repeat(np.arange(len(rows)), [len(tokens) for tokens in allowed])
+        of_rows, tokens = moved(rows_of, np.concatenate(allowed), device=scores.device)
         only = torch.full_like(scores, -torch.inf)
         only[of_rows, tokens] = scores[of_rows, tokens]
         return only
 
     def _drawn(self, scores: Tensor, rows: Sequence[Writing]) -> Tensor:
         """Draw by the inverse of the distribution function, at one number for each row."""
-        numbers = torch.tensor([self._number(row) for row in rows], dtype=torch.float64).to(scores.device)
+        (numbers,) = moved(np.array([self._number(row) for row in rows]), device=scores.device)
         sums = scores.softmax(dim=-1).double().cumsum(dim=-1)
         total = sums[:, -1]
         tokens = torch.searchsorted(sums, (numbers * total)[:, None], right=True)[:, 0]
-        return torch.where(total.isfinite(), tokens.clamp(max=scores.shape[-1] - 1), _NOT_FINITE)
+        return tokens.clamp(max=scores.shape[-1] - 1).masked_fill(~total.isfinite(), _NOT_FINITE)
 
     def _number(self, row: Writing) -> float:
         """Return a number from 0 to 1 for the row's next token."""
@@ -265,4 +267,4 @@ def _of_all(settings: Mapping[str, Any], device: torch.device, *, first: bool) -
 
 def _likeliest(scores: Tensor) -> Tensor:
     best = scores.max(dim=-1)
-    return torch.where(best.values.isnan(), _NOT_FINITE, best.indices)
+    return best.indices.masked_fill(best.values.isnan(), _NOT_FINITE)

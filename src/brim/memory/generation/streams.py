@@ -201,9 +201,9 @@ def peak_passes(
     """
     cache = passes.cache
     begin(FILL)
-    passes.lay_out(columns=shape.columns, end=shape.prompt_tokens)
+    cache.lay_out(columns=shape.columns, end=shape.prompt_tokens)
     passes.prefill([[token_id]])
-    passes.remove(0)
+    cache.remove(0)
     cache.touch()
     begin(PREFILL)
     prompt = [token_id] * shape.prompt_tokens

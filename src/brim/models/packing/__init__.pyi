@@ -1,4 +1,5 @@
 from .attention import (
+    CachedRows as CachedRows,
     PackedAttention as PackedAttention,
     PackedRows as PackedRows,
     packed_rows as packed_rows,

@@ -3,8 +3,9 @@
 transformers hands the attention of most architectures to a function of its registry. One of brim's own stands there
 while packed rows pass: it takes the rows' places from the model's configuration, makes no mask, and reads no values. On
 CUDA it is PyTorch's attention for sequences of several lengths, elsewhere one call of the usual attention for each row.
+While responses are written, each row's next token attends to what a cache keeps of its row.
 
-Legend: R rows, N tokens of all rows, H query heads, K key and value heads, D head dimension.
+Legend: R rows, N tokens of all rows, H query heads, K key and value heads, D head dimension, W columns of a cache.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
 
@@ -31,6 +32,26 @@ class PackedRows:
     bounds: Tensor  # [R + 1] int32: where each row begins, and the end
     lengths: tuple[int, ...]  # tokens of each row
     num_rows: int  # without what fills the sequence up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedRows:
+    """Say which columns of a cache each row's next token attends to: the last ones, as many as its row has tokens."""
+
+    positions: Tensor  # [R, 1] int64: of the next token in its row
+    num_columns: int  # W, of which the last is the next token's own
+    is_full: bool  # every row has a token in each column
+    _masks: dict[int, Tensor] = field(default_factory=dict)  # by how many columns are seen; each serves many layers
+
+    def mask(self, sliding_window: int | None) -> Tensor | None:
+        """Return which columns each row sees, [R, 1, 1, W]; None: all. No values are read."""
+        width = min(sliding_window or self.num_columns, self.num_columns)
+        if self.is_full and width == self.num_columns:
+            return None
+        if width not in self._masks:
+            distance = torch.arange(self.num_columns - 1, -1, -1, device=self.positions.device)
+            self._masks[width] = ((distance <= self.positions) & (distance < width))[:, None, None]
+        return self._masks[width]
 
 
 class Unpackable(Exception):
@@ -52,7 +73,7 @@ class PackedAttention:
         self._configs = list({id(each): each for each in configs if hasattr(each, _KEY)}.values())
 
     @contextmanager
-    def of(self, rows: PackedRows) -> Iterator[None]:
+    def of(self, rows: PackedRows | CachedRows) -> Iterator[None]:
         """Let these rows pass, forward and backward: recomputed activations want the same attention."""
         before = [getattr(config, _KEY) for config in self._configs]
         for config in self._configs:
@@ -88,17 +109,27 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attend within each row: query [1, H, N, D], key and value [1, K, N, D]. Return [1, N, H, D] and no weights.
 
+    Of cached rows: query [R, H, 1, D], key and value [R, K, W, D]; returns [R, 1, H, D].
     Raises Unpackable for what changes the scores in a way that is not known here.
     """
     asked = sorted(name for name in ("softcap", "s_aux", "position_bias", "cache") if others.get(name) is not None)
-    if asked or attention_mask is not None or query.shape[2] != key.shape[2]:
-        raise Unpackable(f"its attention asks for {' and '.join(asked)}" if asked else "it makes masks of its own")
     rows, attention = getattr(module.config, _ROWS)
+    is_cached, options = isinstance(rows, CachedRows), {"dropout": dropout, "scaling": scaling}
+    if asked or attention_mask is not None or not (is_cached or query.shape[2] == key.shape[2]):
+        raise Unpackable(f"its attention asks for {' and '.join(asked)}" if asked else "it makes masks of its own")
+    if is_cached:
+        return _over_cache(module, query, key, value, rows.mask(sliding_window), **options), None
     attention.widths.add((query.shape[-1], value.shape[-1]))
     if attention.is_cuda and _fits_kernel(query, value, dropout=dropout):
         return _by_kernel(query, key, value, rows, scaling, sliding_window), None
-    options = {"dropout": dropout, "scaling": scaling}
     return _row_by_row(module, query, key, value, rows, sliding_window, **options), None
+
+
+def _over_cache(module: nn.Module, *given: Tensor | None, **options: Any) -> Tensor:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    attend: Any = ALL_ATTENTION_FUNCTIONS["sdpa"]  # where an engine may have put one that attends in parts
+    return cast(Tensor, attend(module, *given, is_causal=False, **options)[0])
 
 
 def _row_by_row(
