@@ -277,13 +277,15 @@ def _texts(options: Options) -> Figures:
     peers = {**settings, "eos_token_id": end}
     expected = [next(iter(generate(model, [row.input_ids.tolist()], peers))) for row in prompts]
     equal = {}
-    for kind in (SlotsEngine, StaticEngine):
+    for kind, packed in ((SlotsEngine, None), (SlotsEngine, packing(llm).packed), (StaticEngine, None)):
         engine = kind(
             model, room=FixedRoom(5, prefill_tokens=64), settings={**settings, "eos_token_id": [end]}, seed=SEED,
-            device=options.device, precision=llm.precision,
+            device=options.device, precision=llm.precision, packed=packed,
         )  # fmt: skip
         texts = [response.token_ids for response in respond_to(engine, prompts)]
-        equal[engine.name] = sum(one == other for one, other in zip(texts, expected, strict=True))
+        equal[engine.name if packed is None else f"{engine.name}, packed"] = sum(
+            one == other for one, other in zip(texts, expected, strict=True)
+        )
     return {"rows": len(prompts), "tokens": sum(map(len, expected)), "equal": equal}
 
 

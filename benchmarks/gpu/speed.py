@@ -39,7 +39,7 @@ from benchmarks.inference_peers import respond
 from benchmarks.peers import PeerSettings, as_dataset, common_arguments
 from brim.batching import BatchSchedule, by_costs
 from brim.data.tokens import TokenRow, TokenRows
-from brim.infer.engines import USUAL_PASS_TOKENS, FixedRoom, SlotsEngine, VllmEngine, respond_to
+from brim.infer.engines import FixedRoom, SlotsEngine, VllmEngine, respond_to, usual_pass_tokens
 from brim.models import LLM
 from brim.models.loss import base_model
 from brim.train import CheckpointStore, Loop, MicroBatchPass, Record, RunLength, TrainState, build_job
@@ -259,7 +259,8 @@ def _generation(subject: Subject) -> Figures:
     model.eval()
     prompts, settings, end = _prompts(subject)
     engine_settings = {**settings, "eos_token_id": [end]}
-    room = FixedRoom(len(prompts), prefill_tokens=USUAL_PASS_TOKENS)
+    pass_tokens = usual_pass_tokens(is_packed=llm.packed is not None, is_cuda=subject.options.is_cuda)
+    room = FixedRoom(len(prompts), prefill_tokens=pass_tokens)
     seconds, texts = {}, {}
     with model.disable_adapter():
         for name in ("brim", "transformers"):
@@ -268,7 +269,7 @@ def _generation(subject: Subject) -> Figures:
                 if name == "brim":
                     engine = SlotsEngine(
                         model, settings=engine_settings, room=room, seed=SEED, device=llm.device,
-                        precision=llm.precision, is_misled=False,
+                        precision=llm.precision, is_misled=False, packed=llm.packed,
                     )  # fmt: skip
                     texts[name] = [response.token_ids for response in respond_to(engine, prompts)]
                 else:

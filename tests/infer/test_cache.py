@@ -173,6 +173,15 @@ def test_a_prompt_longer_than_a_pass_is_read_alone_and_of_shorter_ones_more_are_
     assert costs(prefill=steep, step=nothing, shortest_tokens=1).peak_bytes(40, 30) == 1000 + 2 * 40 * 30 + 2000
 
 
+def test_packed_prompts_fill_a_pass_whose_tokens_are_whole_prompts_of_the_longest():
+    packed = costs(is_packed=True)
+    assert packed.prompts_of_pass([1, 2, 9], 30).tolist() == [1, 2, 2]  # one of 30, and shorter ones in its 10 tokens
+    assert packed.peak_bytes(2, 40) == 1000 + 2 * 2 * 40 + 600
+    passes = [packed.with_passes_of(tokens, longest=30).prefill_tokens for tokens in (100, 20)]
+    assert passes == [90, 30]  # a prompt of 30 passes anyway
+    assert costs().with_passes_of(100, longest=30).prefill_tokens == 100
+
+
 def test_a_number_is_halved_and_never_below_one():
     room = FixedRoom(6, prefill_tokens=100)
     assert (room.rows(10), room.rows(1000, cells=5), room.prefill_tokens) == (6, 6, 100)

@@ -13,10 +13,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
+from brim.infer.engines import CacheShape
 from brim.lazy import without_collector
 from brim.memory.allocator import CachingAllocator, replay
 from brim.memory.cuda import rows_not_packed
 from brim.memory.events import CATEGORIES, Place
+from brim.memory.generation import DECODE, FILL, PREFILL
 from brim.memory.trace import record, recorder as recorder_module, with_workspaces
 from brim.memory.trace.recorder import Recorder
 from brim.memory.traces import training_stream
@@ -225,6 +227,22 @@ def test_fake_tensors_do_what_real_ones_do(llama, given):
     assert Counter(real.log) == Counter(expected)
     assert max(accumulate(real.log)) == max(accumulate(expected))
     assert real.live_bytes == sum(expected)
+
+
+def test_packed_passes_of_generation_over_fake_tensors_do_what_those_over_real_ones_do(llama):
+    config = {"base_model": str(llama), "precision": "bf16-true", "trainer": {"type": "none", "packing": True}}
+    shape = CacheShape(rows=5, columns=TOKENS + 6, prompts=3, prompt_tokens=TOKENS)
+    traced = workload_of({**config, "generation": {"max_new_tokens": 7}}, "generate", target=None).slots(shape)
+    fake = record(traced, rows=shape.rows, tokens=shape.columns)
+    model, begun = traced.build(traced.architecture), []
+    with without_collector(), Births() as real:
+        real.know(*model.parameters(), *model.buffers())
+        traced.run(model, None, begun.append)
+    parts = [part for part in begun if part != "over"]
+    expected = log_of(fake, *parts)
+    assert parts == [FILL, PREFILL, DECODE]
+    assert Counter(size for size in real.log if size > 0) <= Counter(expected)  # a trace makes what is uploaded twice
+    assert max(accumulate(real.log)) == max(accumulate(expected))
 
 
 def bytes_of(stream, storages, category):

@@ -274,9 +274,10 @@ def opened(zero_shot, tmp_path, monkeypatch):
     """A session whose generation has these keys, and its model; nothing was measured before."""
     monkeypatch.setenv("BRIM_CACHE_DIR", str(tmp_path / "cache"))
 
-    def of(**generation):
+    def of(*, packing=False, **generation):
         settings = {"do_sample": False, "max_new_tokens": 4, **generation}
-        session = open_session(brim.Model({**zero_shot, "generation": settings}).config)
+        trainer = {**zero_shot["trainer"], "packing": packing}
+        session = open_session(brim.Model({**zero_shot, "trainer": trainer, "generation": settings}).config)
         return session, load_llm(session.config, session.folder, session.device, trainable=False)
 
     return of
@@ -291,13 +292,16 @@ PROMPTS = TokenRows.from_rows(
 def test_the_configuration_names_the_engine_and_all_say_the_same(opened):
     usual, _ = planned_engine(opened()[1], opened(engine="slots")[0], PROMPTS, say=say_nothing)
     expected = respond_to(usual, PROMPTS)
-    for engine, kind, reason in (
-        ("static", StaticEngine, "generation.engine"),
-        ("auto", SlotsEngine, "the configuration needs no other"),
+    for engine, packing, kind, reason in (
+        ("static", False, StaticEngine, "generation.engine"),
+        ("static", True, StaticEngine, "generation.engine"),
+        ("auto", False, SlotsEngine, "the configuration needs no other"),
+        ("auto", True, SlotsEngine, "the configuration needs no other"),
     ):
-        session, llm = opened(engine=engine)
+        session, llm = opened(engine=engine, packing=packing)
         planned, plan = planned_engine(llm, session, PROMPTS, say=say_nothing)
         assert isinstance(planned, kind)
+        assert plan.costs.is_packed == (packing and kind is SlotsEngine)
         assert (plan.engine, plan.engine_reason) == (planned.name, reason)
         assert respond_to(planned, PROMPTS) == expected
     session, llm = opened(engine="slots", num_beams=2)

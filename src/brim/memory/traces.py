@@ -171,12 +171,13 @@ def _composed(workload: ConfigWorkload, asked: Asked, job: Job, updates: _Update
     if asked.phase == "train":
         return _trained(workload, [(rows, tokens)] * _NUM_STEPS, updates)
     if asked.phase == "generate":
-        from brim.infer.engines import SlotsEngine  # here, since training needs no engine
+        from brim.infer.engines import SlotsEngine, usual_pass_tokens  # here, since training needs no engine
         from brim.memory.generation import brim_stream, static_stream
 
         new_tokens = asked.config.generation.max_new_tokens or 1
         if not SlotsEngine.why_not(asked.architecture, workload.generation_settings):
-            return brim_stream(workload.slots, rows, tokens, new_tokens=new_tokens)
+            usual = usual_pass_tokens(is_packed=workload.is_packed, is_cuda=workload.has_cuda)
+            return brim_stream(workload.slots, rows, tokens, new_tokens=new_tokens, pass_tokens=usual)
         return static_stream(workload.generation(), rows, tokens, new_tokens=new_tokens)
     if asked.phase == "load" and isinstance(asked.config.trainer, FinetuneTrainer):
         recording = record(workload.training(), rows=1, tokens=LEAST_TOKENS)

@@ -105,6 +105,11 @@ class ConfigWorkload:
         return self._target is not None
 
     @property
+    def is_packed(self) -> bool:
+        """Return whether rows pass as one sequence without padding."""
+        return self._config.trainer.packing is True
+
+    @property
     def has_chunked_loss(self) -> bool:
         """Return whether the model that was built last computes its loss in chunks."""
         return self._llm is not None and self._llm.head is not None
@@ -119,12 +124,12 @@ class ConfigWorkload:
             optimizer=lambda weights: traceable_optimizer(trainer.optimizer, weights),
             update=self._update,
         )
-        batch = full_pack if trainer.packing is True else full_batch
+        batch = full_pack if self.is_packed else full_batch
         return replace(self._workload(batch, trainable=True), training=training)
 
     def evaluation(self) -> Workload:
         """Return the workload that scores a batch of rows with answers."""
-        batch = full_pack if self._config.trainer.packing is True else full_batch
+        batch = full_pack if self.is_packed else full_batch
         return replace(self._workload(batch), run=self._evaluate)
 
     def generation(self) -> Workload:
@@ -138,7 +143,9 @@ class ConfigWorkload:
         from brim.memory.generation import slots_at_their_peak
 
         def run(model: nn.Module, batch: None, begin: Callable[[str], None]) -> None:
-            slots_at_their_peak(cast(Any, model), shape, self.generation_settings, self._precision, begin)
+            packed = PackedAttention(model, is_cuda=self.has_cuda) if self.is_packed else None
+            settings = self.generation_settings
+            slots_at_their_peak(cast(Any, model), shape, settings, self._precision, begin, packed=packed)
 
         return replace(self._workload(lambda rows, tokens: None), run=run)
 

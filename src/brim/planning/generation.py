@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from brim.infer.engines import USUAL_PASS_TOKENS, CacheCosts, FixedRoom, MemoryRoom, Room
+from brim.infer.engines import CacheCosts, FixedRoom, MemoryRoom, Room, usual_pass_tokens
 from brim.memory import UntraceableError
 from brim.memory.closed_form import forward_bound
 from brim.memory.devices import Budget
@@ -73,8 +73,11 @@ class _Job:
         costs = bound.generation(
             request.lengths,
             static_bytes=request.held_bytes or bound.weight_bytes,
-            prefill_tokens=USUAL_PASS_TOKENS,
+            prefill_tokens=self._usual_pass_tokens,
             is_slots=is_slots,
+        )
+        costs = replace(costs, is_packed=request.is_packed).with_passes_of(
+            costs.prefill_tokens, longest=request.longest
         )
         cap_bytes = self.budget.reserved_bytes
         plan = cut(request, self.budget, costs, _USUAL_PASS, source="closed form", cap_bytes=cap_bytes, times=None)
@@ -117,13 +120,17 @@ class _Job:
             most_rows=rows,
             memory_rows=None,
             rows_reason=f"{why}; fewer once memory runs out",
-            prefill_tokens=USUAL_PASS_TOKENS,
+            prefill_tokens=self._usual_pass_tokens,
             prefill_reason=_USUAL_PASS,
             shapes=(PlannedRows(first_row=0, rows=rows, columns=columns, peak_bytes=0),),
             total_bytes=None,
             fits=True,
             seconds=None,
         )
+
+    @property
+    def _usual_pass_tokens(self) -> int:
+        return usual_pass_tokens(is_packed=self.request.is_packed, is_cuda=not self.request.device.is_cpu)
 
     def _settled(self, model: CacheModel) -> GenerationPlan:
         """Return the plan under a cap that leaves the allocator what it needs for this very plan."""

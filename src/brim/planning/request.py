@@ -352,6 +352,11 @@ class GenerationRequest(Request):
     def median(self) -> int:
         return int(self.lengths[len(self.lengths) // 2])
 
+    @property
+    def is_packed(self) -> bool:
+        """Return whether prompts are read as one sequence without padding."""
+        return self.is_slots and self.config.trainer.packing is True
+
     @cached_property
     def alone_reason(self) -> str:
         """Return why rows go one by one, where they do."""
@@ -376,6 +381,7 @@ class GenerationRequest(Request):
             "engine": self.engine,
             "beams": generation.num_beams,
             "samples": generation.do_sample,
+            "packed": self.is_packed,
             "code": source_digest(("infer",)),
         }
 
@@ -400,7 +406,7 @@ def generation_request(
         where = {"folder": session.folder, "architecture": asked.architecture, "device": asked.device}
         where["is_at_hand"] = is_at_hand
     engine, reason = _engine(session.config, where["architecture"])
-    return GenerationRequest(
+    request = GenerationRequest(
         **where,
         config=session.config,
         lengths=-np.sort(-np.asarray(lengths, dtype=np.int64)),
@@ -409,6 +415,10 @@ def generation_request(
         engine=engine,
         engine_reason=reason,
     )
+    if llm is not None:
+        return replace(request, config=session.config.having("trainer.packing", llm.packed is not None))
+    layout = request.layout() if request.is_slots else None
+    return request if layout is None else replace(request, config=session.config.having(layout.key, layout.value))
 
 
 def cannot(engine: str, why: str) -> Problem:

@@ -16,12 +16,12 @@ from .batching import (
 )
 from .cache import Passes as Passes
 from .capacity import (
-    USUAL_PASS_TOKENS as USUAL_PASS_TOKENS,
     CacheCosts as CacheCosts,
     CacheShape as CacheShape,
     FixedRoom as FixedRoom,
     MemoryRoom as MemoryRoom,
     Room as Room,
+    usual_pass_tokens as usual_pass_tokens,
 )
 from .continuous import SlotsEngine as SlotsEngine
 from .sampling import LabelConstraint as LabelConstraint, NextToken as NextToken, Writing as Writing

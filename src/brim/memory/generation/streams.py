@@ -17,27 +17,28 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from brim.data.tokens import PromptBatch
-from brim.infer.engines import USUAL_PASS_TOKENS, CacheShape, NextToken, Passes, Writing
+from brim.infer.engines import CacheShape, NextToken, Passes, Writing
 from brim.memory.events import EventStream
 from brim.memory.trace import Binding, Recording, Workload, play, record
 from brim.models import Precision
+from brim.models.packing import PackedAttention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 def brim_stream(
-    slots: Callable[[CacheShape], Workload], rows: int, tokens: int, *, new_tokens: int
+    slots: Callable[[CacheShape], Workload], rows: int, tokens: int, *, new_tokens: int, pass_tokens: int
 ) -> tuple[EventStream, Recording]:
     """Compose brim's own engine: the load, the cache, a pass over prompts and the last token of all rows.
 
     Returns the stream and the recording that it is composed of. slots: the workload of a cache. rows, tokens: prompts,
-    and the tokens of each. The tokens between the first and the last take less.
+    and the tokens of each; pass_tokens: that are read together. The tokens between the first and the last take less.
     """
     shape = CacheShape(
         rows=rows,
         columns=tokens + new_tokens - 1,
-        prompts=min(rows, max(1, USUAL_PASS_TOKENS // tokens)),
+        prompts=min(rows, max(1, pass_tokens // tokens)),
         prompt_tokens=tokens,
     )
     recording = record(slots(shape), rows=rows, tokens=tokens)
@@ -174,11 +175,14 @@ def slots_at_their_peak(
     settings: Mapping[str, Any],
     precision: Precision,
     begin: Callable[[str], None],
+    *,
+    packed: PackedAttention | None = None,
 ) -> None:
-    """Run `peak_passes` on fake tensors. settings: what `generation_settings` returns."""
+    """Run `peak_passes` on fake tensors. settings: what `generation_settings` returns. packed: as `Passes` takes it."""
     # from_numpy would make a real tensor of an array's memory.
     with values_of_fakes(), patch.object(torch, "from_numpy", torch.tensor), torch.no_grad():
-        passes = Passes(model, rows=shape.rows, columns=shape.columns, pad_id=0, device=_CPU, precision=precision)
+        sizes = {"rows": shape.rows, "columns": shape.columns}
+        passes = Passes(model, **sizes, pad_id=0, device=_CPU, precision=precision, packed=packed)
         chooser = NextToken(settings, seed=0, device=_CPU)
         peak_passes(passes, chooser, shape, begin=begin)
 

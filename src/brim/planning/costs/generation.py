@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brim.batching import Surface
-from brim.infer.engines import CacheCosts, CacheShape
+from brim.infer.engines import CacheCosts, CacheShape, usual_pass_tokens
 from brim.memory.devices import DeviceSpeed
 from brim.planning.costs.sampling import round_length, round_rows, sampled_length, short_length, through
 from brim.planning.costs.time import WorkLaw, fewest_near_least, law_through, roofline
@@ -31,7 +31,7 @@ _Sample: TypeAlias = tuple[CacheShape, Found]
 _MUCH_SHORTER = 0.75  # of the longest prompt; shorter ones get samples of their own
 
 
-_PASS_TOKENS = 1024  # of a pass over several prompts; more make none faster: see `tokens_that_pay`
+_PASS_TOKENS = 1024  # of a pass over several prompts; more make none faster but packed ones: see `tokens_that_pay`
 
 
 # Some kernels are for few rows alone: bitsandbytes' product of a vector, up to 4 rows.
@@ -65,6 +65,7 @@ class CacheModel:
         prompts = np.asarray(lengths, dtype=np.int64)
         # brim's own engine reads prompts pass by pass, and does not keep the last token.
         is_slots = isinstance(traces.workload, SlotsGeneration)
+        is_packed = is_slots and traces.workload.config.is_packed
         longest = sampled_length(prompts, context=None if context_length is None else context_length - max_new_tokens)
         short = round_length(short_length(prompts))
         where = _Region(
@@ -74,6 +75,7 @@ class CacheModel:
             most_rows=max(2, most_rows),
             cap_bytes=cap_bytes,
             passes_alone=is_slots,
+            pass_tokens=max(_PASS_TOKENS, usual_pass_tokens(is_packed=is_packed, is_cuda=traces.speed.is_asynchronous)),
         )
         lines = _lines(traces, where)
         samples = [each for line in lines for each in line]
@@ -88,6 +90,7 @@ class CacheModel:
                 prefill_tokens=1,
                 response_columns=where.response_columns,
                 shortest_tokens=int(prompts.min()),
+                is_packed=is_packed,
             ),
             times=PassTimes(
                 prefill=law_through(
@@ -115,7 +118,7 @@ class CacheModel:
         longest, usual: tokens of a prompt.
         """
         tokens, reason = self.times.tokens_that_fit(self.costs, cap_bytes=cap_bytes, longest=longest, usual=usual)
-        return replace(self, costs=replace(self.costs, prefill_tokens=tokens)), reason
+        return replace(self, costs=self.costs.with_passes_of(tokens, longest=longest)), reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +131,7 @@ class _Region:
     most_rows: int
     cap_bytes: int
     passes_alone: bool  # whether a pass may read some of the prompts; else all rows' are read together
+    pass_tokens: int  # of a pass over several prompts
 
     def shape(self, tokens: int, *, rows: int, prompts: int) -> CacheShape:
         """Return the shape of prompts of so many tokens."""
@@ -150,7 +154,7 @@ def _lines(traces: Traces, where: _Region) -> list[list[_Sample]]:
     return [
         [
             _sample(traces, where.shape(tokens, rows=min(_FEW_ROWS, max(many // 2, 1)), prompts=1)),
-            _sample(traces, where.shape(tokens, rows=many, prompts=min(max(2, -(-_PASS_TOKENS // tokens)), many))),
+            _sample(traces, where.shape(tokens, rows=many, prompts=min(max(2, -(-where.pass_tokens // tokens)), many))),
         ]
         for tokens in sorted({where.short, where.longest})
     ]
@@ -241,7 +245,10 @@ class PassTimes:
 
     def tokens_that_fit(self, costs: CacheCosts, *, cap_bytes: int, longest: int, usual: int) -> tuple[int, str]:
         """Return how many tokens of prompts pass together, and why. longest, usual: tokens of a prompt."""
-        pays = self.tokens_that_pay(usual)
+        pays, reason = self.tokens_that_pay(usual), "larger passes read prompts hardly faster"
+        if costs.is_packed and self.speed.is_asynchronous:  # what the law of the kernels' work does not know
+            enough = usual_pass_tokens(is_packed=True, is_cuda=True)
+            pays, reason = max(pays, enough), "packed prompts, with which a GPU is busy"
         room_bytes = _SHARE * max(cap_bytes - costs.static_bytes, 0)
 
         def added_bytes(tokens: int) -> float:
@@ -254,4 +261,4 @@ class PassTimes:
         if tokens < pays:
             taken = f"passes over prompts take no more than {_SHARE:.0%} of the memory beside the weights"
             return tokens, f"{taken}, {format_bytes(round(room_bytes))}"
-        return tokens, "larger passes read prompts hardly faster"
+        return tokens, reason

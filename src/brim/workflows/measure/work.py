@@ -36,7 +36,6 @@ from brim.config.schema import Config, FinetuneTrainer, LearningRateScheduler
 from brim.data.tokens import TokenRow, TokenRows, rows_of_step
 from brim.errors import BrimError
 from brim.infer.engines import (
-    USUAL_PASS_TOKENS,
     Engine,
     FixedRoom,
     RowsAtOnce,
@@ -45,6 +44,7 @@ from brim.infer.engines import (
     StaticEngine,
     generation_settings,
     respond_to,
+    usual_pass_tokens,
 )
 from brim.infer.metrics import score_rows
 from brim.memory.events import Phase
@@ -191,14 +191,16 @@ class Bench:
         settings = generation_settings(generation, pad_id=_PAD_ID, end_ids=[self._vocabulary])
         base = base_model(llm.model)
         is_slots = not SlotsEngine.why_not(base.config, settings, type(base))
+        pass_tokens = usual_pass_tokens(is_packed=llm.packed is not None, is_cuda=llm.device.type == "cuda")
         engine: Engine = (SlotsEngine if is_slots else StaticEngine)(
             llm.model,
             settings=settings,
-            room=FixedRoom(len(rows), prefill_tokens=USUAL_PASS_TOKENS),
+            room=FixedRoom(len(rows), prefill_tokens=pass_tokens),
             on_smaller=_refuse,
             seed=config.random_seed,
             device=llm.device,
             precision=llm.precision,
+            packed=llm.packed,
             is_misled=False,  # the passes that check it would be measured, too
         )
         respond_to(engine, rows)

@@ -18,7 +18,6 @@ from brim.batching.memory import Probe, free_caches, no_trace, peak_meter, probe
 from brim.data.tokens import TokenRow, TokenRows, label_tokens
 from brim.errors import ConfigError, InputError
 from brim.infer.engines import (
-    USUAL_PASS_TOKENS,
     CacheShape,
     Engine,
     FixedRoom,
@@ -30,6 +29,7 @@ from brim.infer.engines import (
     SlotsEngine,
     StaticEngine,
     VllmEngine,
+    usual_pass_tokens,
 )
 from brim.memory.devices import budget_of, device_at_hand, settle_heap
 from brim.memory.generation import peak_passes
@@ -90,7 +90,8 @@ def require_fits(plan: GenerationPlan) -> None:
 
 def engine_by_hand(llm: LLM, session: Session, *, rows: int, on_smaller: OnSmaller = lambda smaller: None) -> Engine:
     """Return what responds to the session's prompts, so many at a time."""
-    return engine_for(llm, session, room=FixedRoom(rows, prefill_tokens=USUAL_PASS_TOKENS), on_smaller=on_smaller)
+    pass_tokens = usual_pass_tokens(is_packed=llm.packed is not None, is_cuda=llm.device.type == "cuda")
+    return engine_for(llm, session, room=FixedRoom(rows, prefill_tokens=pass_tokens), on_smaller=on_smaller)
 
 
 def engine_for(llm: LLM, session: Session, *, room: Room, on_smaller: OnSmaller, kind: str | None = None) -> Engine:
@@ -109,6 +110,7 @@ def engine_for(llm: LLM, session: Session, *, room: Room, on_smaller: OnSmaller,
         "precision": llm.precision,
         "constraint": constraint_of(session, settings),
         "on_smaller": on_smaller,
+        "packed": llm.packed,
     }
     asked = kind or session.config.generation.engine
     base = base_model(llm.model)
@@ -274,6 +276,7 @@ class _Trial:
                 pad_id=self._settings["pad_token_id"],
                 device=llm.device,
                 precision=llm.precision,
+                packed=llm.packed,
             )
             peak_passes(passes, chooser, shape)
         return 1
