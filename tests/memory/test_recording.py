@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from brim.infer.engines import CacheShape
 from brim.lazy import without_collector
 from brim.memory.allocator import CachingAllocator, replay
-from brim.memory.cuda import rows_not_packed
 from brim.memory.events import CATEGORIES, Place
 from brim.memory.generation import DECODE, FILL, PREFILL
 from brim.memory.trace import record, recorder as recorder_module, with_workspaces
 from brim.memory.trace.recorder import Recorder
 from brim.memory.traces import training_stream
+from brim.models.packing import passing
 
 
 def test_what_an_operator_needs_within_itself_dies_after_its_outputs_are_born():
@@ -219,7 +219,7 @@ def test_fake_tensors_do_what_real_ones_do(llama, given):
     parts = [part for part in fake.parts if part != "load"]
     assert fake.depth.num_recorded < LAYERS
     model = traced.build(traced.architecture)
-    with rows_not_packed(), without_collector(), Births() as real:
+    with passing(None, None), without_collector(), Births() as real:
         real.know(*model.parameters(), *model.buffers())
         for _ in parts:
             traced.training.micro_batch(model, traced.batch(ROWS, TOKENS))

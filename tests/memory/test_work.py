@@ -10,9 +10,9 @@ from tests.memory.traced import A100, all_layers, workload_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, addmm_flop
 
-from brim.memory.cuda import rows_not_packed
 from brim.memory.trace import record, record_optimizer
 from brim.memory.trace.operators import operator_work
+from brim.models.packing import passing
 
 
 class Counted(TorchDispatchMode):
@@ -143,7 +143,7 @@ def test_pytorchs_counter_counts_the_same(tmp_path, given):
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data.zero_()
     in_place = {torch.ops.aten.addmm_: lambda self, a, b, out_shape, **kwargs: addmm_flop(self, a, b)}
-    with rows_not_packed(), FlopCounterMode(display=False, custom_mapping=in_place) as counter:
+    with passing(None, None), FlopCounterMode(display=False, custom_mapping=in_place) as counter:
         traced.training.micro_batch(model, traced.batch(2, 16))
     counts = counter.get_flop_counts()["Global"]
     work = record(traced, rows=2, tokens=16).work["first"]

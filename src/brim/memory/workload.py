@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from brim.config import Choice, accumulates
 from brim.config.schema import Config, FinetuneTrainer, LoraConfig
 from brim.data.tokens import Batch
-from brim.memory.cuda import CudaTarget, as_on_cuda, cuda_temporaries, foreach_as_on_cuda, grouped_mm, rows_not_packed
+from brim.memory.cuda import CudaTarget, as_on_cuda, cuda_temporaries, foreach_as_on_cuda, grouped_mm
 from brim.memory.events import EventStream
 from brim.memory.loading import (
     LoadedTensor,
@@ -310,7 +310,6 @@ class ConfigWorkload:
         """Make operators do what the target does; without a model, the optimizer's alone."""
         with ExitStack() as stack:
             if self._target is None:
-                stack.enter_context(rows_not_packed())
                 # PyTorch's own rules for fake tensors accept it in bf16 alone.
                 stack.enter_context(patch.object(functional, "grouped_mm", grouped_mm))
             else:

@@ -1,5 +1,5 @@
 from .attention import CudaTarget as CudaTarget
-from .dispatch import FlashAttnPackage as FlashAttnPackage, as_on_cuda as as_on_cuda, rows_not_packed as rows_not_packed
+from .dispatch import FlashAttnPackage as FlashAttnPackage, as_on_cuda as as_on_cuda
 from .operators import (
     cuda_temporaries as cuda_temporaries,
     foreach_as_on_cuda as foreach_as_on_cuda,

@@ -35,6 +35,7 @@ from brim.memory.cuda.attention import (
 from brim.memory.cuda.autocast import AccumulationInPlace, autocast_as_on_cuda
 from brim.memory.cuda.operators import grouped_mm, rms_norm
 from brim.memory.cuda.sdpa import sdpa
+from brim.models.packing import passing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,7 +55,7 @@ def as_on_cuda(
     from transformers import modeling_flash_attention_utils as flash
     from transformers.integrations import moe
 
-    with cuda_kernels(target), autocast_as_on_cuda(), rows_not_packed(), ExitStack() as stack:
+    with cuda_kernels(target), autocast_as_on_cuda(), passing(None, None), ExitStack() as stack:
         # The original asks for the device's capability, or for addresses of CPU tensors.
         if "_can_use_grouped_mm" in vars(moe):
             stack.enter_context(patch.object(moe, "_can_use_grouped_mm", lambda *tensors: _is_grouped(target)))
@@ -80,18 +81,6 @@ def _is_grouped(target: CudaTarget) -> bool:
     from transformers.integrations import moe
 
     return target.sm >= 80 or "_grouped_mm_fallback_backward_fake" not in vars(moe)
-
-
-@contextmanager
-def rows_not_packed() -> Iterator[None]:
-    """Keep transformers from reading the positions' values to see whether rows are packed; a trace has no values.
-
-    Not knowing, transformers would make a mask to be safe.
-    """
-    from transformers import masking_utils
-
-    with patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None):
-        yield
 
 
 @contextmanager

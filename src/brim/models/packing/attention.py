@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
@@ -88,8 +88,26 @@ class PackedAttention:
 
 
 def passing(attention: PackedAttention | None, rows: PackedRows | None) -> AbstractContextManager[None]:
-    """Return the context in which rows pass forward and backward; nothing is to be done for padded ones (None)."""
-    return nullcontext() if attention is None or rows is None else attention.of(rows)
+    """Return the context in which rows pass forward and backward. rows: None of padded ones."""
+    return _rows_not_packed() if attention is None or rows is None else attention.of(rows)
+
+
+@contextmanager
+def _rows_not_packed() -> Iterator[None]:
+    """Keep transformers from looking at the positions of padded rows to see whether they are packed.
+
+    It would wait for the device in each pass, to find what is known. In a trace, which has no values, it would make a
+    mask to be safe.
+    """
+    from transformers import masking_utils
+
+    masks: Any = masking_utils
+    looks = masks.find_packed_sequence_indices
+    masks.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masks.find_packed_sequence_indices = looks
 
 
 _KEY = "_attn_implementation_internal"  # the public property would go through all sub-configurations, at each pass
