@@ -218,6 +218,7 @@ class Model:
                 dataset_of(self.config, dataset),
                 wanted,
                 weights=lambda: self._weights(told),
+                is_loaded=self._llm is not None,
                 notes=[*self.notes, *self._untrained()],
                 say=told,
                 on_batch=_both(told.advance, on_batch),

@@ -1,17 +1,18 @@
 """vLLM, with a fake in its place."""
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
-from tests.infer.fake_vllm import install
+from tests.infer.fake_vllm import SamplingParams, install
 from tests.infer.families import GREEDY as USUAL
 
 from brim.errors import BrimError, InputError, OutOfMemoryError
-from brim.infer.engines import Response, VllmEngine, respond_to, vllm as vllm_module
+from brim.infer.engines import LabelConstraint, Response, VllmEngine, respond_to, vllm as vllm_module
 from brim.infer.engines.base import row_seed
 from brim.models import precision
 
@@ -25,7 +26,7 @@ def write(prompt, params):
 
 def vllm(settings=OF_VLLM, **how):
     model = {"folder": "/base", "precision": precision("bf16-true"), "device": torch.device("cuda")}
-    return VllmEngine(**model, memory_share=0.7, settings=settings, seed=5, **how)
+    return VllmEngine(**{**model, "memory_share": 0.7, "settings": settings, "seed": 5, **how})
 
 
 def test_responses_have_their_tokens_and_reasons(monkeypatch, prompts):
@@ -73,7 +74,7 @@ def test_each_row_is_asked_for_with_a_seed_of_its_own(monkeypatch, prompts):
     assert len({params.seed for _, _, params, _ in submitted}) == len(prompts)
 
 
-@pytest.mark.parametrize(("rank", "most"), [(4, 8), (16, 16), (24, 32), (1000, 1000)])
+@pytest.mark.parametrize(("rank", "most"), [(4, 8), (16, 16), (24, 32)])
 def test_an_adapter_goes_along(monkeypatch, prompts, rank, most):
     engines = install(monkeypatch, write)
     respond_to(vllm(adapter=Path("/run/model"), adapter_rank=rank), prompts)
@@ -121,11 +122,38 @@ def test_too_little_memory_and_other_failures_are_told_and_that_it_must_be_insta
         vllm()
 
 
+def test_labels_go_along_to_a_processor_of_brims_own(monkeypatch, prompts):
+    constraint = LabelConstraint({"low": [(30, 31)], "high": [(90,), (90, 2)]}, end_ids=[0, 9])
+    engines = install(monkeypatch, lambda prompt, params: [prompt[-1], 2, 3])
+    labels = [tuple(response.token_ids) for response in respond_to(vllm(constraint=constraint), prompts)]
+    assert labels == [(30, 31) if row.input_ids[-1] <= 60 else (90, 2) for row in prompts]
+    assert set(labels) <= {(30, 31), (90,), (90, 2)}
+    made = engines.made[0].args
+    assert (made.logits_processors, made.async_scheduling) == (["brim.infer.engines.vllm:LabelProcessor"], False)
+    json.dumps(engines.made[0].submitted[0][2].extra_args)  # it goes to another process
+    _, _, params, _ = engines.made[0].submitted[0]
+    assert _processor_of(params) is not None
+    assert _processor_of(SamplingParams()) is None  # a request of somebody else's
+
+
+def _processor_of(params):
+    return vllm_module.LabelProcessor(None, None, False).new_req_logits_processor(params)
+
+
 def test_settings_and_labels_that_vllm_is_not_for(monkeypatch):
     install(monkeypatch, write)
     vllm(settings={**OF_VLLM, "top_k": 50, "typical_p": 1.0, "use_cache": True})
     for keys in ({"num_beams": 2}, {"bad_words_ids": [[3]]}, {"max_time": 1.0}):
         with pytest.raises(InputError, match=f"generation.{next(iter(keys))} is not passed on to it"):
             vllm(settings={**OF_VLLM, **keys})
-    with pytest.raises(InputError, match="responses are limited to labels"):
-        vllm(constraint=object())
+    for how, reason in (
+        ({"adapter": Path("/run/model"), "precision": precision("fp32")}, "computes adapters in 16 bits alone"),
+        ({"adapter": Path("/run/model"), "adapter_rank": 1000}, "rank is 1,000, and it goes up to 512"),
+        ({"constraint": LabelConstraint({}, end_ids=[0]), "settings": {**OF_VLLM, "min_new_tokens": 2}}, "min_new"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            vllm(**how)
+    monkeypatch.setitem(sys.modules, "vllm.v1.sample.logits_processor", None)
+    vllm_module._label_processor.cache_clear()
+    with pytest.raises(InputError, match="responses are limited to labels, for which this version is too old"):
+        vllm(constraint=LabelConstraint({}, end_ids=[0]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -29,7 +30,7 @@ from brim.planning.generation import plan_job
 from brim.planning.request import generation_request
 from brim.session import open_session, say_nothing
 from brim.workflows.prediction import launch as engine_choice
-from brim.workflows.prediction.launch import planned_engine, proven, vllm_engine
+from brim.workflows.prediction.launch import planned_engine, proven, vllm_engine, with_engine
 from brim.workflows.prediction.run import Generation
 from brim.workflows.prediction.scoring import batches_of
 from brim.workflows.runs import settings_of
@@ -342,6 +343,30 @@ def test_vllm_writes_a_jobs_responses_without_brims_own_weights(session_of, tiny
     engine.run(VLLM_PROMPTS, on_finished=lambda finished: None)
     assert engines.made[-1].submitted[0][2].stop_token_ids == [0, 7, 8]
     assert engines.made[-1].args.max_num_seqs == 5
+
+
+def test_vllm_is_taken_on_a_gpu_that_has_it_unless_something_is_against_it(session_of, monkeypatch):
+    install(monkeypatch, lambda prompt, params: [7])
+    left_open = {"max_new_tokens": 3, "do_sample": False}
+
+    def chosen(*, is_loaded=False, **keys):
+        told = []
+        session = with_engine(session_of(**{"generation": left_open, **keys}), is_loaded=is_loaded, say=told.append)
+        return session.config.generation.engine, [str(line) for line in told]
+
+    engine, (line,) = chosen()
+    assert (engine, line) == ("vllm", "generation.engine: vllm (it is installed, and the device is a CUDA GPU)")
+    for keys, reason in (
+        ({"is_loaded": True}, "the model is loaded already"),
+        ({"quantization": {"bits": 4}}, "the base is quantised"),
+        ({"generation": {**left_open, "num_beams": 2}}, "generation.num_beams"),
+    ):
+        engine, (line,) = chosen(**keys)
+        assert engine == "auto"
+        assert reason in line
+    assert chosen(generation={**left_open, "engine": "slots"}) == ("slots", [])
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert chosen() == ("auto", [])
 
 
 def test_what_vllm_cannot_do_is_refused(session_of, zero_shot, sums_file, monkeypatch):

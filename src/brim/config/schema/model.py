@@ -90,8 +90,9 @@ class GenerationConfig(Section):
     engine: Literal["auto", "slots", "static", "vllm"] = key(
         "auto",
         "What writes the answers: `slots` is brim's own (rows that end leave, waiting ones take their place), `static` "
-        "transformers' `generate` in batches that stay together, `vllm` an installed vLLM on a GPU. `auto`: `slots` "
-        "where it can generate what is asked, else `static`, see docs/engines.md.",
+        "transformers' `generate` in batches that stay together, `vllm` an installed vLLM on a GPU. `auto`: for "
+        "`brim predict`, `vllm` on a GPU that has it; else `slots`; `static` where neither can generate what is asked, "
+        "see docs/engines.md.",
         brim=True,
     )
 

@@ -31,11 +31,12 @@ class LabelConstraint:
     Where one label begins with another, the model decides between the end and going on.
     """
 
-    def __init__(self, labels: Mapping[str, Sequence[tuple[int, ...]]], *, end_ids: Sequence[int]) -> None:
+    def __init__(self, labels: Mapping[str, Sequence[Sequence[int]]], *, end_ids: Sequence[int]) -> None:
         """Take labels, which `label_tokens` gives, and end_ids, the tokens that end a response."""
         assert end_ids, "a response ends"
-        self._end = (end_ids[0],)
-        whole = dict.fromkeys(form for forms in labels.values() for form in forms)
+        self.end_ids, self._end = tuple(end_ids), (end_ids[0],)
+        whole = dict.fromkeys(tuple(form) for forms in labels.values() for form in forms)
+        self.forms = tuple(whole)  # the tokens of each label, in each of its spellings
         following: dict[tuple[int, ...], dict[int, None]] = {}
         for form in whole:
             for number, token in enumerate(form):

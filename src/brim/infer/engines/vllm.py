@@ -1,19 +1,23 @@
 """Generate with an installed vLLM, which loads the weights itself: they must not be on the GPU already.
 
-Settings that vLLM would not honour are reasons against it.
+A LoRA adapter is handed over as its folder. Labels are handed over as their tokens, to a logits processor of brim's own
+in vLLM's process: vLLM's structured outputs would need a tokenizer there, and could spell a label in other tokens than
+the other engines. Settings that vLLM would not honour are reasons against it.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from brim.batching.memory import is_out_of_memory
 from brim.data.tokens import TokenRows
@@ -54,10 +58,12 @@ class VllmEngine:
     name: ClassVar[str] = "vllm"
 
     def __post_init__(self) -> None:
-        reason = why_not_vllm(self.settings, precision=self.precision, device=self.device, constraint=self.constraint)
+        reason = _why_not(self)
         if reason:
             raise InputError(what=f"vLLM cannot be used: {reason}", where=_WHERE, fix="set generation.engine: auto")
         _import_vllm()
+        if self.constraint is not None:
+            _label_processor()
 
     def run(self, prompts: TokenRows, *, on_finished: OnFinished) -> None:
         """Respond as Engine.run does. Raises BrimError where vLLM fails in another way than for lack of memory."""
@@ -88,7 +94,7 @@ class VllmEngine:
         engine.add_request(
             str(position),
             {"prompt_token_ids": row.input_ids.tolist()},
-            _sampling(self.settings, seed=row_seed(self.seed, row.key)),
+            _sampling(self.settings, seed=row_seed(self.seed, row.key), constraint=self.constraint),
             lora_request=_lora(self),
         )
 
@@ -102,15 +108,16 @@ def _finished(output: Any) -> Finished:
     return Finished(position=int(output.request_id), response=response)
 
 
-def _sampling(settings: Mapping[str, Any], *, seed: int) -> Any:
+def _sampling(settings: Mapping[str, Any], *, seed: int, constraint: LabelConstraint | None) -> Any:
     """Return settings of one row. Only the ids in `settings` end a response, not those in the model's files."""
     vllm = _import_vllm()
     from vllm.sampling_params import RequestOutputKind
 
-    drawn = bool(settings.get("do_sample"))
-    shape = (
-        {"top_k": settings.get("top_k", 0) or -1, "top_p": settings.get("top_p", 1.0), "seed": seed} if drawn else {}
-    )
+    drawn, shape = bool(settings.get("do_sample")), {}
+    if drawn:
+        shape = {"top_k": settings.get("top_k", 0) or -1, "top_p": settings.get("top_p", 1.0), "seed": seed}
+    if constraint is not None:
+        shape["extra_args"] = {_LABELS: [list(form) for form in constraint.forms], _ENDS: list(constraint.end_ids)}
     return vllm.SamplingParams(
         temperature=settings.get("temperature", 1.0) if drawn else 0.0,
         repetition_penalty=settings.get("repetition_penalty", 1.0),
@@ -149,8 +156,11 @@ def _started(given: VllmEngine, max_model_len: int) -> Iterator[Any]:
     if given.rows is not None:
         arguments["max_num_seqs"] = given.rows
     if given.adapter is not None:
-        rank = next((rank for rank in _LORA_RANKS if rank >= given.adapter_rank), given.adapter_rank)
+        rank = next(rank for rank in _LORA_RANKS if rank >= given.adapter_rank)
         arguments |= {"enable_lora": True, "max_lora_rank": rank}
+    if given.constraint is not None:
+        # A step that is scheduled before the last one has ended does not know that one's tokens.
+        arguments |= {"logits_processors": [f"{__name__}:{_PROCESSOR}"], "async_scheduling": False}
     engine = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**arguments))
     try:
         yield engine
@@ -166,11 +176,11 @@ def _explained() -> Iterator[None]:
         yield
     except Exception as error:
         message = " ".join(str(error).split())
-        fix = "raise memory.budget, lower generation.max_new_tokens, or set generation.engine: auto"
+        fix = "raise memory.budget, lower generation.max_new_tokens, or set generation.engine: slots"
         # vLLM has words of its own for a cache that does not fit beside the weights.
         if is_out_of_memory(error) or "KV cache" in message or "cache blocks" in message:
             raise OutOfMemoryError(what=f"vLLM has too little memory: {message}", where=_WHERE, fix=fix) from error
-        raise BrimError(what=f"vLLM failed: {message}", where=_WHERE, fix="set generation.engine: auto") from error
+        raise BrimError(what=f"vLLM failed: {message}", where=_WHERE, fix="set generation.engine: slots") from error
 
 
 def _import_vllm() -> Any:
@@ -199,21 +209,70 @@ _HONOURED = {
 }
 
 
-def why_not_vllm(
-    settings: Mapping[str, Any],
-    *,
-    precision: Precision,
-    device: torch.device,
-    constraint: LabelConstraint | None = None,
-) -> str:
-    """Return the reason against vLLM, or an empty text. settings: what `generation_settings` gives."""
-    if device.type != "cuda":
-        return f"it is for a CUDA GPU, and the device is {device.type}"
-    if precision.autocast_dtype is not None:
-        return f"precision is {precision.name}, and it has no mixed one (bf16-true or fp32 would do)"
-    if constraint is not None:
-        return "responses are limited to labels, which brim does not pass on to it"
-    for name, value in settings.items():
+def _why_not(given: VllmEngine) -> str:
+    """Return the reason against vLLM, or an empty text."""
+    if given.device.type != "cuda":
+        return f"it is for a CUDA GPU, and the device is {given.device.type}"
+    if given.precision.autocast_dtype is not None:
+        return f"precision is {given.precision.name}, and it has no mixed one (bf16-true or fp32 would do)"
+    if given.adapter is not None and given.precision.name == "fp32":
+        return "precision is fp32, and it computes adapters in 16 bits alone (bf16-true would do)"
+    if given.adapter_rank > _LORA_RANKS[-1]:
+        return f"the adapter's rank is {given.adapter_rank:,}, and it goes up to {_LORA_RANKS[-1]}"
+    if given.constraint is not None and given.settings.get("min_new_tokens"):
+        return "generation.min_new_tokens may exclude the end of a label, which it does not notice"
+    for name, value in given.settings.items():
         if name not in _HONOURED and value != {**OFF, "num_beams": 1, "use_cache": True}.get(name):
             return f"generation.{name} is not passed on to it"
     return ""
+
+
+# Labels
+
+
+_LABELS, _ENDS = "brim_labels", "brim_ends"  # names in the arguments of a request
+
+
+_PROCESSOR = "LabelProcessor"
+
+
+def __getattr__(name: str) -> Any:
+    """Return the class that vLLM's process looks up here by name; it is made of one of vLLM's."""
+    if name == _PROCESSOR:
+        return _label_processor()
+    raise AttributeError(name)
+
+
+@cache
+def _label_processor() -> Any:
+    try:
+        from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
+    except ImportError as error:
+        raise InputError(
+            what=f"vLLM cannot be used: responses are limited to labels, for which this version is too old ({error})",
+            where=_WHERE,
+            fix="pip install --upgrade vllm, or set generation.engine: auto",
+        ) from error
+
+    class LabelProcessor(AdapterLogitsProcessor):  # type: ignore[misc]  # vLLM's class is not known here
+        """Leave each request only the tokens that its labels allow, as LabelConstraint does in the other engines."""
+
+        def is_argmax_invariant(self) -> bool:
+            return False
+
+        def new_req_logits_processor(self, params: Any) -> Any:
+            labels = (params.extra_args or {}).get(_LABELS)
+            if labels is None:
+                return None
+            constraint = LabelConstraint({"": labels}, end_ids=params.extra_args[_ENDS])
+
+            def only(generated: Sequence[int], scores: Tensor) -> Tensor:
+                allowed = list(constraint.allowed(generated))
+                kept = scores[allowed]
+                scores.fill_(-torch.inf)
+                scores[allowed] = kept
+                return scores
+
+            return only
+
+    return LabelProcessor

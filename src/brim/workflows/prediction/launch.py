@@ -2,19 +2,22 @@
 
 It is brim's own where that can do it, else transformers' `generate`. The passes that take the most are tried once
 before the first batch, where memory is scarce; what has run of what was predicted for a model is remembered, so that it
-need not be tried again before each job. vLLM, where it is asked for, gets folders, since it loads the weights itself.
+need not be tried again before each job. vLLM, where it is asked for or at hand on a GPU, gets folders, since it loads
+the weights itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 
 from brim.batching.memory import Probe, free_caches, no_trace, peak_meter, probed
+from brim.config import Choice
 from brim.data.tokens import TokenRow, TokenRows, label_tokens
 from brim.errors import ConfigError, InputError
 from brim.infer.engines import (
@@ -39,7 +42,7 @@ from brim.models.loss import base_model
 from brim.notes import Note, Say, status
 from brim.planning import GenerationPlan, GenerationRequest, cannot, generation_request, plan_job, recut, short_plan
 from brim.planning.costs import corrected
-from brim.session import Session
+from brim.session import Session, with_choices
 from brim.storage import Cache, cache_folder, digest
 from brim.units import format_bytes, format_count
 from brim.workflows.prediction.scoring import OnSmaller
@@ -300,6 +303,24 @@ def _keep_proof(request: GenerationRequest, predicted_bytes: int) -> None:
     if predicted_bytes > proven_bytes(request):
         cache, name = _proofs(request)
         cache.write(name, predicted_bytes)
+
+
+def with_engine(session: Session, *, is_loaded: bool, say: Say) -> Session:
+    """Return the session with vLLM as its engine where that is open, on a GPU that has it; a note says what is chosen.
+
+    is_loaded: brim's own model is on the device already, beside which vLLM would load another one.
+    """
+    if session.config.generation.engine != "auto" or session.device.type != "cuda" or find_spec("vllm") is None:
+        return session
+    with_it = Choice(key="generation.engine", value="vllm", reason="it is installed, and the device is a CUDA GPU")
+    chosen = with_choices(session, [with_it])
+    against = "vLLM is not used: the model is loaded already" if is_loaded else ""
+    try:
+        against or vllm_engine(chosen, rows=None)
+    except InputError as error:
+        against = error.problems[0].what
+    say(Note(f"generation.engine: auto ({against})" if against else str(with_it), kind="detail"))
+    return session if against else chosen
 
 
 def vllm_engine(session: Session, *, rows: int | None) -> VllmEngine:

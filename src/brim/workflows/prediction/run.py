@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -38,7 +38,7 @@ from brim.train import interruption
 from brim.units import format_bytes, format_count
 from brim.workflows.prediction.evaluation import responses_to
 from brim.workflows.prediction.job import Job, fingerprint, open_job, with_day_of_job
-from brim.workflows.prediction.launch import engine_by_hand, planned_engine, vllm_engine
+from brim.workflows.prediction.launch import engine_by_hand, planned_engine, vllm_engine, with_engine
 from brim.workflows.prediction.output import (
     Counts,
     Predictions,
@@ -89,6 +89,8 @@ def plan_prediction(
     session = with_policies(_session(asked), on_error=wanted.on_error, on_overlong=wanted.on_overlong)
     source = read(data)
     session = with_labels(session, source)
+    if device is None and memory_bytes is None:
+        session = with_engine(replace(session, device=torch.device("cuda")), is_loaded=False, say=say)
     prompts = prompts_asked(source, session, wanted, [*notes, *map(str, session.choices)], say).prompts
     if not len(prompts):
         raise DataError(what="there is no prompt to plan for", where=source.name, fix="name another data set")
@@ -120,7 +122,15 @@ class AskedPrompts:
 
 @no_library_warnings()
 def predict(
-    session: Session, dataset: Data, wanted: Wanted, *, weights: Load, notes: Sequence[str], say: Say, on_batch: OnBatch
+    session: Session,
+    dataset: Data,
+    wanted: Wanted,
+    *,
+    weights: Load,
+    is_loaded: bool,
+    notes: Sequence[str],
+    say: Say,
+    on_batch: OnBatch,
 ) -> PredictResult:
     """Respond to each row. weights: loads the model, once there is something to generate. See Model.predict."""
     session = with_policies(session, on_error=wanted.on_error, on_overlong=wanted.on_overlong)
@@ -131,6 +141,7 @@ def predict(
     say(status("reading the data"))
     source = read(dataset)
     session = with_labels(session, source)
+    session = with_engine(session, is_loaded=is_loaded, say=say)
     asked = prompts_asked(source, session, wanted, notes, say)
     if wanted.output is None:
         work = _Work(session, wanted, asked, responses=HeldRecords(), scores=HeldRecords())
