@@ -26,7 +26,7 @@ def renames(operations: Sequence[Operation]) -> Iterator[tuple[str, str]]:
         before, after = operations[:position], operations[position + 1 :]
         wrong = [*_not_synced(operation.path, before), *_shown_late(operation.new_path or "", after)]
         if (operation.new_path or "").startswith("checkpoints/"):
-            wrong += _log_not_synced(before)
+            wrong += _log_not_synced(operation.path, before)
         yield operation.new_path or "", "; ".join(wrong)
 
 
@@ -64,22 +64,36 @@ def _synced_last(name: str, others: Sequence[str], before: Sequence[Operation]) 
 
 
 def _shown_late(path: str, after: Sequence[Operation]) -> Iterator[str]:
-    """Whether the folder is synced before anything is deleted, and before anything is written elsewhere."""
+    """Whether the folder is synced before anything is deleted, and before anything but the logs is written elsewhere.
+
+    The logs are those of the steps that are made beside a checkpoint.
+    """
     folder = PurePosixPath(path).parent.as_posix()
     for operation in after:
         if operation.name in ("fsync", "fdatasync") and operation.path == folder:
             return
+        if operation.name in _WRITES and (operation.path == "metrics.jsonl" or _is_in(operation.path, "tensorboard")):
+            continue
         if operation.name in ("unlink", "rmdir", *_WRITES):
             yield f"{operation.name} of {operation.path} before {folder} was synced"
             return
     yield f"{folder} was not synced"
 
 
-def _log_not_synced(before: Sequence[Operation]) -> Iterator[str]:
-    """What a resumed run keeps of the log must be on the disk before the checkpoint that it goes by."""
-    last = next((o for o in reversed(before) if o.path == "metrics.jsonl"), None)
-    if last is None or last.name != "fsync":
+def _log_not_synced(folder: str, before: Sequence[Operation]) -> Iterator[str]:
+    """What a resumed run keeps of the log must be on the disk before the checkpoint that it goes by is begun.
+
+    The log of later steps is written beside the checkpoint. Each checkpoint has a sync of its own.
+    """
+    begun = next((number for number, o in enumerate(before) if (o.name, o.path) == ("mkdir", folder)), len(before))
+    last = max((number for number, o in enumerate(before) if _shows_checkpoint(o)), default=0)
+    if not any(o.path == "metrics.jsonl" and o.name == "fsync" for o in before[last:begun]):
         yield "metrics.jsonl was not synced"
+
+
+def _shows_checkpoint(operation: Operation) -> bool:
+    shown = operation.new_path or ""
+    return operation.name == "rename" and shown.startswith("checkpoints/") and not is_hidden(shown)
 
 
 def _is_in(path: str, folder: str) -> bool:

@@ -115,6 +115,7 @@ def operations(*lines):
 WRITE = ["create .a.tmp", "write .a.tmp"]
 FOLDER = ["mkdir checkpoints/.s.tmp", "write checkpoints/.s.tmp/f", "fsync checkpoints/.s.tmp/f"]
 SHOW = ["rename checkpoints/.s.tmp checkpoints/s", "fsync checkpoints"]
+NEXT = [line.replace("/s", "/t").replace("/.s", "/.t") for line in (*FOLDER, *SHOW)]
 
 
 @pytest.mark.parametrize(
@@ -125,20 +126,23 @@ SHOW = ["rename checkpoints/.s.tmp checkpoints/s", "fsync checkpoints"]
         ([*WRITE, "fsync .a.tmp", "write .a.tmp", "rename .a.tmp a", "fsync ."], ".a.tmp was not synced"),
         ([*WRITE, "fsync .a.tmp", "rename .a.tmp a"], ". was not synced"),
         ([*WRITE, "fsync .a.tmp", "rename .a.tmp a", "unlink b", "fsync ."], "unlink of b before . was synced"),
-        ([*FOLDER, "fsync metrics.jsonl", *SHOW], ""),
-        ([*FOLDER, "fsync metrics.jsonl", "write metrics.jsonl", *SHOW], "metrics.jsonl was not synced"),
-        ([*FOLDER, "write checkpoints/.s.tmp/g", "fsync metrics.jsonl", *SHOW], "checkpoints/.s.tmp/g was not synced"),
+        (["fsync metrics.jsonl", *FOLDER, "write metrics.jsonl", *SHOW], ""),
+        ([*FOLDER, "fsync metrics.jsonl", *SHOW], "metrics.jsonl was not synced"),
+        (["fsync metrics.jsonl", *FOLDER, *SHOW, *NEXT], "metrics.jsonl was not synced"),
+        (["fsync metrics.jsonl", *FOLDER, SHOW[0], "write metrics.jsonl", SHOW[1]], ""),
+        (["fsync metrics.jsonl", *FOLDER, SHOW[0], "unlink a", SHOW[1]], "unlink of a before checkpoints was synced"),
+        (["fsync metrics.jsonl", *FOLDER, "write checkpoints/.s.tmp/g", *SHOW], "checkpoints/.s.tmp/g was not synced"),
     ],
 )
 def test_a_name_is_shown_between_two_syncs(lines, wrong):
-    ((_, found),) = renames(operations(*lines))
+    *_, (_, found) = renames(operations(*lines))
     assert found == wrong
 
 
 def test_a_temporary_file_whose_rename_was_not_seen_counts_as_the_file_that_was_synced_after_it():
-    lines = ["write checkpoints/.s.tmp/.tmpAbc", "fsync checkpoints/.s.tmp/m.safetensors", "fsync metrics.jsonl", *SHOW]
+    lines = ["fsync metrics.jsonl", "write checkpoints/.s.tmp/.tmpAbc", "fsync checkpoints/.s.tmp/m.safetensors", *SHOW]
     assert list(renames(operations(*lines))) == [("checkpoints/s", "")]
-    ((_, wrong),) = renames(operations(lines[1], lines[0], *lines[2:]))
+    ((_, wrong),) = renames(operations(lines[0], lines[2], lines[1], *lines[3:]))
     assert wrong == "checkpoints/.s.tmp/.tmpAbc was not synced"
 
 

@@ -162,6 +162,7 @@ class Run:
         on_nonfinite="stop",
         checkpoint=None,
         trainer=None,
+        copy_room_bytes=2**30,
     ) -> None:
         self.model = make_model(dropout)
         self.log = Log(stop_after)
@@ -186,6 +187,7 @@ class Run:
             stopping=Stopping(),
             store=self.store,
             observer=self.log,
+            copy_room_bytes=copy_room_bytes,
             **course,
         )
         torch.manual_seed(1)

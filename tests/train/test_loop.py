@@ -3,6 +3,7 @@
 import math
 import re
 import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from tests.train.scarce import LENGTHS, OUT, Given, Run, Shortage, Watched, apar
 from brim.batching import ByLength
 from brim.config.schema import GradientClippingConfig
 from brim.data.tokens import TokenRows
-from brim.errors import BrimError, OutOfMemoryError, Problem
+from brim.errors import BrimError, CheckpointError, OutOfMemoryError, Problem
 from brim.train import (
     RunFolder,
     TrainState,
@@ -73,7 +74,7 @@ def test_a_step_does_beside_its_passes_what_it_needs_once(tmp_path, clean, monke
         original = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *given, **named: happened.append(what) or original(*given, **named))
 
-    run, expected = Run(tmp_path), clean()
+    run, expected = Run(tmp_path, copy_room_bytes=0), clean()  # no thread writes a checkpoint meanwhile
     watch(TokenRows, "__getitem__", "row")
     watch(gradient, "collate", "pad")
     watch(gradient, "next_token_loss", "pass")
@@ -380,6 +381,84 @@ def test_where_the_last_save_fails_too_both_are_told(tmp_path, monkeypatch):
     assert "holds all that was learned" not in first.fix
     assert second.what.startswith("the checkpoint of step 1 could not be written")
     assert run.newest() is None
+
+
+def hold_writes(monkeypatch, run, *, until):
+    """Have each thread that writes a checkpoint wait until a later step is made, or until the run waits for it."""
+    goes_on, held = threading.Event(), []
+    save, write, wait = run.store.save, run.log.write, checkpoint_module.wait
+
+    def hold(step, **what):
+        if threading.current_thread() is not threading.main_thread():
+            held.append(step)
+            assert goes_on.wait(60)
+            goes_on.clear()
+        save(step, **what)
+
+    def hear(record):
+        write(record)
+        if until == "a later step" and held and run.loop.state.step > held[-1]:
+            goes_on.set()
+
+    def waits(futures):
+        goes_on.set()
+        return wait(futures)
+
+    monkeypatch.setattr(run.store, "save", hold)
+    monkeypatch.setattr(run.log, "write", hear)
+    monkeypatch.setattr(checkpoint_module, "wait", waits)
+    return held
+
+
+def content(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+THREE = {"dropout": 0.2, "optimizer": adam, "steps_per_checkpoint": 2}  # checkpoints, the last where the run ends
+
+
+@pytest.mark.parametrize("until", ["a later step", "the run waits"])
+def test_training_goes_on_while_the_state_is_written_as_it_was(tmp_path, clean, monkeypatch, until):
+    """One checkpoint at a time, each to the bit what it is where training stands still."""
+    stands = Run(tmp_path / "stands", copy_room_bytes=0, **THREE).train()
+    run = Run(tmp_path / "run", **THREE)
+    held = hold_writes(monkeypatch, run, until=until)
+    assert_same([run.train()], stands)
+    assert content(tmp_path / "run") == content(tmp_path / "stands")
+    assert held == [2, 4]
+    lines = [(record["step"], record.get("event", "step")) for record in run.log.records]
+    assert [step for step, event in lines if event == "checkpoint"] == [2, 4, 6]
+    for step in held:
+        assert lines.index((step + 1, "step")) < lines.index((step, "checkpoint"))
+
+
+def test_a_copy_that_finds_no_memory_is_not_needed(tmp_path, monkeypatch):
+    stands = Run(tmp_path / "stands", copy_room_bytes=0, **THREE).train()
+    run = Run(tmp_path / "run", **THREE)
+    failing(monkeypatch, checkpoint_module.CheckpointWriter, "_copied", {1}, out())
+    held = hold_writes(monkeypatch, run, until="the run waits")
+    assert_same([run.train()], stands)
+    assert run.log.events == [{"step": 2, "event": "oom", "where": "checkpoint", "message": OUT}]
+    assert (held, content(tmp_path / "run")) == ([4], content(tmp_path / "stands"))
+
+
+def test_a_write_that_fails_beside_training_ends_it_and_both_errors_are_told(tmp_path, clean, monkeypatch):
+    full = OSError(28, "No space left on device")
+    run = Run(tmp_path / "run", **THREE)
+    failing_save(monkeypatch, {1, 2}, full)
+    problem = failed(run, CheckpointError, match="the checkpoint of step 2 could not be written: .* No space left")
+    assert problem.fix.startswith("make room")
+    assert (len(run.log.steps) <= 4, run.newest(), content(tmp_path / "run")) == (True, None, {})
+    both = Run(tmp_path / "both", **THREE)
+    hold_writes(monkeypatch, both, until="the run waits")
+    failing(monkeypatch, weight_update, "clip", {3})
+    with pytest.raises(OutOfMemoryError) as caught:
+        both.train()
+    first, second = caught.value.problems
+    assert first.what.startswith("memory ran out when the gradient was clipped")
+    assert second.what.startswith("the checkpoint of step 2 could not be written")
+    again = Run(tmp_path / "run", **THREE)
+    assert_same([again.train()], clean(**THREE))
 
 
 @pytest.mark.parametrize("is_scarce", [False, True])

@@ -8,7 +8,8 @@
         manifest.json          the SHA-256 of each file
 
 A folder is written under a temporary name, synced and renamed. The newest two and the best one are kept; an older one
-goes only after the new one has been read back. `TrainState` holds all that a resumed run must know beside tensors.
+goes only after the new one has been read back. Training waits while its state is copied, and goes on while a thread
+writes the copy. `TrainState` holds all that a resumed run must know beside tensors.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +160,71 @@ class CheckpointStore:
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
+
+
+class CheckpointWriter:
+    """Write the checkpoints of a run, one at a time, beside training: a thread writes a copy of the state.
+
+    The copy's memory is kept for the next one until `close`: to get it anew takes several times as long as to copy.
+    """
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self._store = store
+        self._copies: dict[tuple[str, str], Tensor] = {}
+        self._save: Callable[[], None] = lambda: None
+        self._future: Future[None] | None = None
+
+    def begin(
+        self, step: int, *, tensors: TensorFiles, state: Mapping[str, Any], best_step: int | None, beside: bool
+    ) -> None:
+        """Copy the state and begin to write it. beside: False: copy nothing; `finish` writes it before it returns.
+
+        The checkpoint before must be finished.
+        """
+        if beside:
+            tensors = self._copied(tensors)
+        else:
+            self._copies.clear()
+        self._save = partial(self._store.save, step, tensors=tensors, state=deepcopy(state), best_step=best_step)
+        if beside:
+            thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+            self._future = thread.submit(self._save)
+            thread.shutdown(wait=False)
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether the thread has ended, so that `finish` will not wait."""
+        return self._future is not None and self._future.done()
+
+    def finish(self) -> None:
+        """Return once the checkpoint is written. Raises what writing it raised; called again, it writes it itself."""
+        future = self._future
+        if future is None:
+            self._save()
+            return
+        wait([future])  # where that is interrupted, `close` waits
+        self._future = None
+        future.result()
+
+    def close(self) -> None:
+        """Wait for the thread, however the run has ended, and let go of the copies."""
+        if self._future is not None:
+            wait([self._future])
+        self._future, self._save = None, lambda: None
+        self._copies.clear()
+
+    def _copied(self, tensors: TensorFiles) -> TensorFiles:
+        """Copy tensors to the host: those of a GPU into pinned memory, where no copy waits for the one before."""
+        copies: dict[str, dict[str, Tensor]] = {file: {} for file in tensors}
+        for file, of in tensors.items():
+            for name, tensor in of.items():
+                copy = self._copies.get((file, name))
+                if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+                    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                self._copies[file, name] = copies[file][name] = copy.copy_(tensor, non_blocking=tensor.is_cuda)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+        return copies
 
 
 def _damaged(step: int, folder: Path, why: str) -> CheckpointError:

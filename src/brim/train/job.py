@@ -101,6 +101,7 @@ def build_job(
     store: CheckpointStore,
     observer: Observer,
     sync_logs: SyncLogs = dict,
+    copy_room_bytes: int = 0,
 ) -> TrainJob:
     """Build the job that a resolved configuration asks for."""
     optimizer = build_optimizer(trainer.optimizer, (p for p in llm.model.parameters() if p.requires_grad))
@@ -122,6 +123,7 @@ def build_job(
         store=store,
         observer=observer,
         sync_logs=sync_logs,
+        copy_room_bytes=copy_room_bytes,
         settings=config.model_dump(mode="json"),
     )
 
@@ -181,4 +183,5 @@ class TrainJob:
     store: CheckpointStore
     observer: Observer
     sync_logs: SyncLogs = dict  # before a checkpoint is written, which a resumed run goes by
+    copy_room_bytes: int = 0  # of the host's memory, for a copy of the state that is written beside training
     settings: Mapping[str, Any] = field(default_factory=dict)  # kept with each checkpoint, as JSON

@@ -1,6 +1,6 @@
 """Run the training loop: for each step, take an effective batch, sum its gradient, update once.
 
-Ctrl-C is heard between two steps.
+Ctrl-C is heard between two steps. A checkpoint is written while the next steps are made.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import importlib
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from brim.data.tokens import rows_of_step
 from brim.errors import BrimError, OutOfMemoryError, Problem
 from brim.train.checkpoint import (
     Checkpoint,
+    CheckpointWriter,
     TrainState,
     optimizer_state,
     require_masks,
@@ -37,6 +38,8 @@ from brim.train.job import TrainJob
 from brim.train.logs import Peak, Peaks
 from brim.train.schedule import BatchCourse
 from brim.train.update import WeightUpdate, failure_event, of_a_row, while_saving, with_checkpoint
+
+T = TypeVar("T")
 
 
 class Loop:
@@ -52,6 +55,9 @@ class Loop:
         self._course = BatchCourse(job.length, measure_every=job.measure_every, saved=state.batch_course)
         self._peaks = Peaks(job.llm.device)
         self._saved_step = state.step if state.step else None
+        self._writer = CheckpointWriter(job.store)
+        self._begun_step: int | None = None  # of the checkpoint that is being written
+        self._stood_s = 0.0  # for that one
         self._owes_evaluation = False  # the last one ran out of memory
         self._last_event: Mapping[str, Any] = {}  # of an allocation that failed
 
@@ -79,15 +85,31 @@ class Loop:
         self._owes_evaluation = bool(saved.get("owes_evaluation", False))
 
     def run(self, stop: threading.Event) -> None:
-        """Train to the run's end. Raises KeyboardInterrupt of a Problem, with the state saved, once `stop` is set."""
+        """Train to the run's end, and return once the last checkpoint is written.
+
+        Raises KeyboardInterrupt of a Problem, with the state saved, once `stop` is set.
+        """
+        try:
+            self._run(stop)
+            self._settle()
+        except BrimError as error:
+            with _both_told(error):
+                self._settle()
+            raise
+        finally:
+            self._writer.close()
+
+    def _run(self, stop: threading.Event) -> None:
         job, state = self._job, self.state
         self._peaks.most_bytes()  # what loading took counts, too
         if self._owes_evaluation:
             self._end_stretch()
-        while state.consumed_samples < job.length.total_samples and not job.stopping.is_over(state):
+        while self._goes_on:
             samples_before = state.consumed_samples
             for record in self._step():
                 job.observer.write(record)
+            if self._writer.is_done:
+                self._settle()
             if job.length.is_checkpoint(
                 state.step, samples_before=samples_before, samples_after=state.consumed_samples
             ):
@@ -101,6 +123,11 @@ class Loop:
                         fix="continue with --resume, in Python with resume=True",
                     )
                 )
+
+    @property
+    def _goes_on(self) -> bool:
+        job, state = self._job, self.state
+        return state.consumed_samples < job.length.total_samples and not job.stopping.is_over(state)
 
     def _step(self) -> list[Mapping[str, Any]]:
         """Do one update on one effective batch; return its records, to be written once its tensors are freed."""
@@ -119,8 +146,9 @@ class Loop:
             self._gradient.drop()
             restore_random_states(outcome.random_before)
             raise self._saved_first(error) from None
+        saved_step = self._saved_step if self._begun_step is None else self._begun_step
         not_finite = self._update(
-            outcome, loss=loss, norm=norm, size=size, learning_rate=learning_rate, saved_step=self._saved_step
+            outcome, loss=loss, norm=norm, size=size, learning_rate=learning_rate, saved_step=saved_step
         )
         state.step += 1
         state.consumed_samples += len(indices)
@@ -196,15 +224,14 @@ class Loop:
     def _saved_first(self, error: OutOfMemoryError) -> OutOfMemoryError:
         """Save what has been learned before the run ends; return what to raise then."""
         step = self.state.step
-        try:
+        with _both_told(error):
             if step:
                 self._save()
-        except BrimError as unsaved:
-            return OutOfMemoryError(*error.problems, *unsaved.problems)
         return with_checkpoint(error, step=step)
 
     def _end_stretch(self) -> None:
         """Evaluate and save. Where evaluation runs out of memory, save; the resumed run then evaluates first."""
+        self._settle()
         try:
             self._evaluate()
         except OutOfMemoryError as error:
@@ -212,7 +239,7 @@ class Loop:
             raise self._saved_first(error) from None
         if self._owes_evaluation:
             self._owes_evaluation, self._saved_step = False, None
-        self._save()
+        self._save(beside=self._goes_on)
         self._peaks.most_bytes()  # as does what evaluation took
 
     def _evaluate(self) -> None:
@@ -229,30 +256,53 @@ class Loop:
         if "validation" in by_split:
             state.improve(by_split["validation"][job.stopping.metric], higher_is_better=job.stopping.higher_is_better)
 
-    def _save(self) -> None:
-        state = self.state
-        if self._saved_step == state.step:
+    def _save(self, *, beside: bool = False) -> None:
+        """Save the state, unless it is saved. beside: return once it is copied, where there is room for a copy."""
+        self._settle()
+        step = self.state.step
+        if self._saved_step == step:
             return
+        started, ways = time.perf_counter(), iter((beside, False))  # the second is taken where a copy finds no memory
+        is_beside = self._tried_twice(lambda: self._begin_checkpoint(beside=next(ways)), step=step)
+        self._begun_step, self._stood_s = step, time.perf_counter() - started
+        if not is_beside:
+            self._settle()
 
-        def write() -> None:
-            second_try(
-                self._write_checkpoint,
-                on_failure=lambda message: self._hear(failure_event("checkpoint", message), step=state.step),
-            )
+    def _settle(self) -> None:
+        """Return once the checkpoint that has begun is written. Raises CheckpointError and OutOfMemoryError."""
+        step, started = self._begun_step, time.perf_counter()
+        if step is None:
+            return
+        try:
+            self._tried_twice(self._writer.finish, step=step)
+        finally:
+            self._begun_step = None
+        self._saved_step = step
+        seconds = round(self._stood_s + time.perf_counter() - started, 6)
+        self._job.observer.write({"step": step, "seconds": seconds, "event": "checkpoint"})
 
-        or_explain(write, lambda message: while_saving(message, step=state.step, saved_step=self._saved_step))
-        self._saved_step = state.step
-        self._job.observer.write({"step": state.step, "event": "checkpoint"})
+    def _tried_twice(self, action: Callable[[], T], *, step: int) -> T:
+        """Return what a part of saving this step gives. Raises OutOfMemoryError where memory runs out twice."""
+        return or_explain(
+            lambda: second_try(
+                action, on_failure=lambda message: self._hear(failure_event("checkpoint", message), step=step)
+            ),
+            lambda message: while_saving(message, step=step, done=self.state.step, saved_step=self._saved_step),
+        )
 
-    def _write_checkpoint(self) -> None:
+    def _begin_checkpoint(self, *, beside: bool) -> bool:
+        """Return whether it is written beside training; else `_settle` writes it."""
         job, state = self._job, self.state
         state.loss_scaler = self._scaler.state_dict()
         state.batch_course = self._course.state()
-        tensors, numbers = optimizer_state(job.optimizer)
+        of_optimizer, numbers = optimizer_state(job.optimizer)
+        tensors = {"model": trained_weights(job.llm.model), "optimizer": of_optimizer, "random": random_states()}
+        num_bytes = sum(tensor.nbytes for of in tensors.values() for tensor in of.values())
+        beside = beside and num_bytes <= job.copy_room_bytes
         logs = job.sync_logs()
-        job.store.save(
+        self._writer.begin(
             state.step,
-            tensors={"model": trained_weights(job.llm.model), "optimizer": tensors, "random": random_states()},
+            tensors=tensors,
             state={
                 "train": asdict(state),
                 "optimizer": numbers,
@@ -265,7 +315,9 @@ class Loop:
                 "logs": logs,
             },
             best_step=state.best_step,
+            beside=beside,
         )
+        return beside
 
     def _hear(self, event: Mapping[str, Any], *, step: int | None = None) -> None:
         """Write an event of a step; None: the step that is being made."""
@@ -273,6 +325,15 @@ class Loop:
             self.num_out_of_memory += 1
             self._last_event = event
         self._job.observer.write({"step": self.state.step + 1 if step is None else step, **event})
+
+
+@contextmanager
+def _both_told(error: BrimError) -> Iterator[None]:
+    """Raise an error of this one's class that tells both, where the block raises one, too."""
+    try:
+        yield
+    except BrimError as other:
+        raise type(error)(*dict.fromkeys((*error.problems, *other.problems))) from other
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

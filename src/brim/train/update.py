@@ -237,11 +237,14 @@ def of_a_row(
     )
 
 
-def while_saving(message: str, *, step: int, saved_step: int | None) -> OutOfMemoryError:
-    """Return the error of a checkpoint after this step. saved_step: of the newest one that was there before."""
+def while_saving(message: str, *, step: int, done: int, saved_step: int | None) -> OutOfMemoryError:
+    """Return the error of a checkpoint after this step. done: steps that the run has made since, and all before.
+
+    saved_step: of the newest checkpoint that was there before.
+    """
     return OutOfMemoryError(
         what=f"memory ran out twice when the checkpoint of step {step:,} was written: {message}",
-        fix=f"free memory on this machine. {_left(step, saved_step)}",
+        fix=f"free memory on this machine. {_left(done, saved_step)}",
     )
 
 
