@@ -76,6 +76,7 @@ def test_a_step_does_beside_its_passes_what_it_needs_once(tmp_path, clean, monke
 
     run, expected = Run(tmp_path, copy_room_bytes=0), clean()  # no thread writes a checkpoint meanwhile
     watch(TokenRows, "__getitem__", "row")
+    watch(TokenRows, "take", "rows")
     watch(gradient, "collate", "pad")
     watch(gradient, "next_token_loss", "pass")
     watch(torch.Tensor, "backward", "backward")
@@ -90,7 +91,7 @@ def test_a_step_does_beside_its_passes_what_it_needs_once(tmp_path, clean, monke
     steps = [part.strip() for part in " ".join(happened).split("record") if "pass" in part]  # others are checkpoints
     for num_rows, each in zip([8, 8, 4] * 2, steps, strict=True):
         a_micro_batch = ["pad", "pass", "backward"]
-        expected_of_it = ["row"] * num_rows + ["states"] + a_micro_batch * (num_rows // 2) + ["read"]
+        expected_of_it = ["rows", "states"] + a_micro_batch * (num_rows // 2) + ["read"]
         assert each[: each.index("update")].split() == expected_of_it
 
 

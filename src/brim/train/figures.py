@@ -139,10 +139,10 @@ class RunFigures:
         """Read the figures of a finished run. Raises OSError, or ValueError for a file that is not such a log."""
         with metrics.open(encoding="utf-8") as file:
             records = [json.loads(line) for line in file]
-        steps = [record for record in records if _is_step(record)]
+        steps = [record for record in records if is_step(record)]
         if not steps:
             raise ValueError("there is no step in it")
-        taken = [record for record in records if _is_step(record) or record.get("event") == "skipped"]
+        taken = [record for record in records if is_step(record) or record.get("event") == "skipped"]
         tokens = {record["step"]: record["num_tokens"] for record in taken}
         evaluated = {
             split: [each for each in records if each.get("split") == split] for split in ("validation", "test")
@@ -211,7 +211,7 @@ def history(metrics: Path) -> pd.DataFrame:
     return frame
 
 
-def _is_step(record: Mapping[str, Any]) -> bool:
+def is_step(record: Mapping[str, Any]) -> bool:
     """Say whether it is the line of a step that updated the weights."""
     return record.get("split") == "train" and "learning_rate" in record
 

@@ -246,6 +246,7 @@ class Loop:
         job, state = self._job, self.state
         if job.evaluate is None:
             return
+        job.sync_logs()  # an evaluation takes long, and lines that wait for others would wait for it
         started = time.perf_counter()
         by_split = job.evaluate()
         seconds = round(time.perf_counter() - started, 6)
