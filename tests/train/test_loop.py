@@ -4,6 +4,7 @@ import math
 import re
 import shutil
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -134,6 +135,27 @@ def test_dropout_and_the_loss_scale_of_fp16_are_those_of_a_run_with_the_same_cut
     assert_same([scarce], same)
     scales = [run.newest().state["train"]["loss_scaler"] for run in (scarce, same)]
     assert scales[0] == scales[1]
+
+
+def test_one_kernel_leaves_out_what_overflows_and_goes_on_from_a_state_of_many(tmp_path):
+    """On a CPU, whose kernel is told of the scale and of what was found as a GPU's is."""
+    runs = []
+    for fused, stop_after, checkpoint in ((False, None, None), (True, None, None), (False, 3, None), (True, None, 3)):
+        first = runs[-1].newest() if checkpoint else None
+        run = Run(
+            tmp_path / str(len(runs)), kind="fp16-mixed", stop_after=stop_after, checkpoint=first,
+            optimizer=lambda weights, fused=fused: torch.optim.Adam(weights, lr=0.0, fused=fused),
+        )  # fmt: skip
+        if checkpoint is None:
+            run.loop._scaler._init_scale = 2.0**19
+        with pytest.raises(KeyboardInterrupt) if stop_after else nullcontext():
+            run.train()
+        runs.append(run)
+    many, one, begun, resumed = runs
+    assert [event["event"] for event in many.log.events] == ["overflow"]
+    assert one.log.events == many.log.events
+    for losses in (one.log.losses, begun.log.losses + resumed.log.losses):
+        assert losses == pytest.approx(many.log.losses, rel=1e-5)
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_bit_also_across_what_ran_out(tmp_path):

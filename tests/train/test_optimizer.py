@@ -235,7 +235,14 @@ def test_over_a_ramp_it_is_adam_with_the_product_of_the_betas_used(asked):
         assert_near(parameters, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("path", ["foreach", "fused"])  # the first is torch's choice on a GPU
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "adafactor"])
+def test_on_a_gpu_adam_is_one_kernel_and_elsewhere_as_before(name):
+    built = {kind: build_optimizer(settings(name), weights(), device_type=kind) for kind in ("cuda", "mps", None)}
+    fused = {kind: bool(optimizer.defaults.get("fused")) for kind, optimizer in built.items()}
+    assert fused == {"cuda": name.startswith("adam"), "mps": False, None: False}
+
+
+@pytest.mark.parametrize("path", ["foreach", "fused"])
 def test_torch_s_other_ways_to_update_read_the_same_rates(path):
     asked, parameters = ASKED[2], weights()
     expected = adam(parameters, asked, UP_AND_DOWN)

@@ -121,7 +121,7 @@ class ConfigWorkload:
         training = Training(
             micro_batch=self._micro_batch,
             accumulates=self.micro_batches > 1,
-            optimizer=lambda weights: traceable_optimizer(trainer.optimizer, weights),
+            optimizer=partial(traceable_optimizer, trainer.optimizer, device_type="cuda" if self.has_cuda else "cpu"),
             update=self._update,
         )
         batch = full_pack if self.is_packed else full_batch

@@ -254,16 +254,26 @@ _OF_BITSANDBYTES = {
 }
 
 
-def build_optimizer(settings: OptimizerConfig, parameters: Iterable[Parameter]) -> Optimizer:
+# In one kernel on a GPU, without temporaries. Not SGD: torch 2.13 leaves its first momentum as it lay in memory where a
+# loss scale's first gradients overflow, and without momentum it is one kernel anyway.
+_FUSED = ("adam", "adamw")
+
+
+def build_optimizer(
+    settings: OptimizerConfig, parameters: Iterable[Parameter], *, device_type: str | None = None
+) -> Optimizer:
     """Build an optimizer over the parameters; the loop sets its learning rate before each step.
 
+    device_type: of the device that a trace's parameters stand for; None: they are where they are.
     Raises ModelError when it is one of bitsandbytes', which cannot be imported.
     """
-    keys = settings.model_dump(exclude={"type"})
+    parameters, keys = list(parameters), settings.model_dump(exclude={"type"})
+    if settings.type in _FUSED and {device_type or each.device.type for each in parameters} == {"cuda"}:
+        keys["fused"] = True
     if settings.type in _OF_TORCH:
-        return _OF_TORCH[settings.type](list(parameters), lr=0.0, **keys)  # type: ignore[call-arg]
+        return _OF_TORCH[settings.type](parameters, lr=0.0, **keys)  # type: ignore[call-arg]
     require_bitsandbytes()
     import bitsandbytes as bnb
 
-    optimizer: Optimizer = getattr(bnb.optim, _OF_BITSANDBYTES[settings.type])(list(parameters), lr=0.0, **keys)
+    optimizer: Optimizer = getattr(bnb.optim, _OF_BITSANDBYTES[settings.type])(parameters, lr=0.0, **keys)
     return optimizer

@@ -152,15 +152,10 @@ def _training(architecture: Architecture, settings: Settings) -> list[Line]:
     element_bytes = settings.weights.element_bytes if settings.lora is None else FP32_BYTES
     state = optimizer_state(settings.optimizer, tensors, element_bytes=element_bytes)
     everywhere = MOMENTS["train"]
-    at_update: tuple[Moment, ...] = ("update",)
     lines = [
         _gradients(tensors, element_bytes, settings),
         _shared(settings.optimizer.type, "optimizer_state", state.formula, state.num_bytes, everywhere, settings),
     ]
-    if state.temporary_bytes:
-        lines.append(
-            _shared("update", "temporary", state.temporary_formula, state.temporary_bytes, at_update, settings)
-        )
     lines += _casts(architecture, settings)
     lines += _activations(architecture, settings)
     lines.append(_logits(architecture, settings))

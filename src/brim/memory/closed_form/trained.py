@@ -94,12 +94,10 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Hold what an optimizer keeps from step to step, and what it needs for an update alone."""
+    """Hold what an optimizer keeps from step to step."""
 
     num_bytes: int  # 0 where it is paged: that memory is not of PyTorch's allocator
     formula: str
-    temporary_bytes: int = 0
-    temporary_formula: str = ""
 
 
 def optimizer_state(optimizer: Optimizer, tensors: list[Trained], *, element_bytes: int) -> State:
@@ -113,18 +111,10 @@ def optimizer_state(optimizer: Optimizer, tensors: list[Trained], *, element_byt
     moments = _moments(kind, optimizer)
     if not moments:
         return State(num_bytes=0, formula="sgd without momentum keeps nothing")
-    if kind in ("adam", "adamw") and optimizer.type == kind:
-        return State(
-            num_bytes=elements * moments * element_bytes,
-            formula=f"{elements:,} trained × {moments} averages × {element_bytes} B",
-            # torch.optim's foreach form takes the root of all second averages at once.
-            temporary_bytes=elements * element_bytes,
-            temporary_formula=f"roots of {elements:,} second averages × {element_bytes} B",
-        )
     if kind.endswith("_8bit"):
         num_bytes, formula = _eight_bits(optimizer, tensors, moments)
     else:
-        each = element_bytes if kind == "sgd" else FP32_BYTES
+        each = element_bytes if optimizer.type in ("adam", "adamw", "sgd") else FP32_BYTES
         num_bytes = elements * moments * each
         formula = f"{elements:,} trained × {moments} average{'s' if moments > 1 else ''} × {each} B"
     if optimizer.type.startswith("paged_"):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -73,6 +73,7 @@ def _record(workload: Workload, recording: Recording, depth: Depth) -> Optimizer
         for state in (value for values in optimizer.state.values() for value in values.values()):
             if isinstance(state, Tensor):
                 recorder.categorize(state, "optimizer_state")
+        recorder.place_steps(optimizer)
     stream = _without(recorder.close(), _outside_the_allocator(optimizer, recorder))
     expansion = expand(stream, depth, layers_path=recording.layers_path)
     marks = expansion.stream.marks
@@ -123,6 +124,14 @@ class _LineageRecorder(Recorder):  # type: ignore[no-untyped-call]
         number = self.number_of(tensor)
         assert number is not None
         self._layers[number] = layer
+
+    def place_steps(self, optimizer: Optimizer) -> None:
+        """Say of each weight's step count which layer it belongs to: it is made of nothing that would tell."""
+        states = optimizer.state.items()
+        steps = {self.number_of(each["step"]): self.layer_of(weight) for weight, each in states if "step" in each}
+        for position, number in enumerate(self.stream.storages):
+            if number in steps:
+                self.stream.places[position] = replace(self.stream.places[position], layer=steps[number])
 
     def layer_of(self, value: Any) -> int | None:
         """Return the layer of a tensor; None where it belongs to none, or is not a tensor."""
@@ -191,8 +200,11 @@ def _give_gradients(
 
 
 def _outside_the_allocator(optimizer: Optimizer, recorder: Recorder) -> set[int]:
-    """Return step counters, which PyTorch keeps on the CPU, and states in memory that CUDA shares with the machine."""
-    states = [state["step"] for state in optimizer.state.values() if isinstance(state.get("step"), Tensor)]
+    """Return step counters that PyTorch keeps on the CPU, and states in memory that CUDA shares with the machine."""
+    fused = optimizer.defaults.get("fused")  # whose counters are on the device
+    states = (
+        [] if fused else [each["step"] for each in optimizer.state.values() if isinstance(each.get("step"), Tensor)]
+    )
     if isinstance(optimizer, StandInOptimizer):
         states += optimizer.paged
     return {number for state in states if (number := recorder.number_of(state)) is not None}
@@ -215,10 +227,15 @@ def _without(stream: EventStream, storages: set[int]) -> EventStream:
     )
 
 
-def traceable_optimizer(settings: OptimizerConfig, parameters: Sequence[Parameter]) -> Optimizer:
-    """Build the optimizer that the configuration names, or a stand-in if it is one of bitsandbytes'."""
+def traceable_optimizer(settings: OptimizerConfig, parameters: Sequence[Parameter], *, device_type: str) -> Optimizer:
+    """Build the optimizer that the configuration names, or a stand-in if it is one of bitsandbytes'.
+
+    device_type: of the device that the parameters, fake ones of the CPU, stand for.
+    """
     rule = state_rule(settings)
-    return build_optimizer(settings, parameters) if rule is None else StandInOptimizer(parameters, rule)
+    if rule is not None:
+        return StandInOptimizer(parameters, rule)
+    return build_optimizer(settings, parameters, device_type=device_type)
 
 
 class StandInOptimizer(Optimizer):
