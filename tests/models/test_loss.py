@@ -8,6 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from tests.infer.families import rows_of
 from tests.memory.tiny_architectures import FAMILIES as TINY, HEADS, SMALL
+from tests.models.test_adapter_function import Operators
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy, linear
 from torch.nn.utils.rnn import pad_sequence
@@ -182,6 +183,25 @@ def test_logits_never_stand_whole_and_nothing_is_made_that_nobody_needs(trained)
     assert ((V, D) in births.shapes) == trained
     assert not any("local_scalar" in name or "nonzero" in name or "is_nonzero" in name for name in births.operators)
     assert all(name.startswith("aten::") for name in births.operators)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "transform", "expected"),
+    [
+        (torch.float32, LogitTransform(), 11),
+        (torch.bfloat16, LogitTransform(), 13),
+        (torch.bfloat16, LogitTransform(scale=0.5), 15),
+    ],
+)
+def test_a_chunk_runs_so_many_operators(dtype, transform, expected):
+    hidden, weight, _, targets = inputs(dtype)
+    counts = []
+    for num_chunks in (1, 2):
+        with Operators() as operators:
+            rows = slice(4 * num_chunks)
+            chunked_loss_sum(hidden[rows], weight.detach(), None, targets[rows], transform=transform, most_rows=4)
+        counts.append(operators.count)
+    assert counts[1] - counts[0] == expected
 
 
 def test_a_weights_gradient_in_16_bits_is_summed_in_32():

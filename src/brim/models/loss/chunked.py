@@ -115,11 +115,11 @@ def chunked_scores(
     rows = chunk_rows(weight.shape[0], head_trains=False) if most_rows is None else most_rows
     head = _Head(hidden, weight, bias, transform)
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
-        losses = hidden.new_empty(hidden.shape[0], dtype=head.wide)
+        parts = _LossParts(hidden.shape[0], head)
         hits = torch.empty_like(targets, dtype=torch.bool)
         for chunk in _chunks(hidden.shape[0], rows):
-            losses[chunk], hits[chunk] = _chunk_scores(head, chunk, targets[chunk])
-    return TokenScores(loss=losses, is_correct=hits)
+            _chunk_hits(head, parts, chunk, targets[chunk], hits[chunk])
+        return TokenScores(loss=parts.losses(), is_correct=hits)
 
 
 class _ChunkedLossSum(torch.autograd.Function):
@@ -138,12 +138,12 @@ class _ChunkedLossSum(torch.autograd.Function):
         chunks = list(_chunks(hidden.shape[0], most_rows))
         with torch.autocast(hidden.device.type, enabled=False):
             gradients = _Gradients(head, *ctx.needs_input_grad[:3], num_chunks=len(chunks))
-            losses = hidden.new_empty(hidden.shape[0], dtype=head.wide)
+            parts = _LossParts(hidden.shape[0], head)
             for chunk in chunks:
-                losses[chunk] = _chunk_losses(head, gradients, chunk, targets[chunk], gradient_scale)
+                _chunk_gradients(head, parts, gradients, chunk, targets[chunk], gradient_scale)
         ctx.gradients, ctx.gradient_scale = gradients.of_inputs(), gradient_scale
         ctx.dtypes = [hidden.dtype, weight.dtype, None if bias is None else bias.dtype]
-        return losses.sum()
+        return parts.losses().sum()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -180,11 +180,11 @@ class _Head:
             return logits.mul_(scale / cap).tanh_().mul_(cap)
         return logits if scale == 1 else logits.mul_(scale)
 
-    def slope(self, logits: Tensor) -> Tensor | float:
-        """Return the derivative of the logits with respect to the matrix product: [R, V], or the same for all."""
+    def slope(self, logits: Tensor) -> Tensor | float | None:
+        """Return the logits' derivative with respect to the matrix product: [R, V], or one for all; None for 1."""
         scale, cap = self._transform.scale, self._transform.cap
         if cap is None:
-            return scale
+            return None if scale == 1 else scale
         return logits.div(cap).square_().neg_().add_(1).mul_(scale)
 
 
@@ -222,26 +222,52 @@ class _Gradients:
             self._weight[part] += of_logits[:, part].T @ hidden
 
 
+class _LossParts:
+    """Gather what the losses are made of, in chunks, so that they are made all at once."""
+
+    def __init__(self, num_positions: int, head: _Head) -> None:
+        # [S, 1] each, less the largest logit of the position.
+        self._sums = head.hidden.new_empty((num_positions, 1), dtype=head.wide)
+        self._targets = torch.empty_like(self._sums)
+
+    def take(self, chunk: slice, logits: Tensor, targets: Tensor) -> None:
+        """Turn a chunk's logits [R, V] into probabilities, in place."""
+        logits.sub_(logits.amax(dim=-1, keepdim=True))
+        torch.gather(logits, 1, targets[:, None], out=self._targets[chunk])
+        sums = self._sums[chunk]
+        torch.sum(logits.exp_(), dim=-1, keepdim=True, out=sums)
+        logits.div_(sums)
+
+    def losses(self) -> Tensor:
+        """Return the loss of each position, [S]; once."""
+        return self._sums.log_().sub_(self._targets).squeeze(1)
+
+
 # A function for a chunk, so that its logits are gone before the next one's are there.
-def _chunk_losses(
-    head: _Head, gradients: _Gradients, chunk: slice, targets: Tensor, gradient_scale: Tensor | None
-) -> Tensor:
-    """Return the losses [R] of a chunk, and add its gradients."""
+def _chunk_gradients(
+    head: _Head,
+    parts: _LossParts,
+    gradients: _Gradients,
+    chunk: slice,
+    targets: Tensor,
+    gradient_scale: Tensor | None,
+) -> None:
+    """Take a chunk's part of the losses and of the gradients. targets: [R]."""
     logits = head.logits(chunk)
     slope = head.slope(logits)
-    losses = _to_probabilities(logits, targets)
-    of_logits = _minus_one_at(logits, targets).mul_(slope)
-    if gradient_scale is not None:
-        of_logits.mul_(gradient_scale)
+    parts.take(chunk, logits, targets)
+    of_logits = _minus_one_at(logits, targets)
+    for factor in (slope, gradient_scale):
+        if factor is not None:
+            of_logits.mul_(factor)
     gradients.add(chunk, of_logits)
-    return losses
 
 
-def _chunk_scores(head: _Head, chunk: slice, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the losses [R] and hits [R] of a chunk."""
+def _chunk_hits(head: _Head, parts: _LossParts, chunk: slice, targets: Tensor, hits: Tensor) -> None:
+    """Take a chunk's part of the losses, and whether its targets [R] are the most probable tokens."""
     logits = head.logits(chunk)
-    hits = logits.argmax(dim=-1) == targets
-    return _to_probabilities(logits, targets), hits
+    torch.eq(logits.argmax(dim=-1), targets, out=hits)
+    parts.take(chunk, logits, targets)
 
 
 def _chunks(num_rows: int, most_rows: int) -> Iterator[slice]:
@@ -250,15 +276,6 @@ def _chunks(num_rows: int, most_rows: int) -> Iterator[slice]:
         rows = most_rows if _ARE_FULL.get() else math.ceil(num_rows / math.ceil(num_rows / most_rows))
         for start in range(0, num_rows, rows):
             yield slice(start, min(start + rows, num_rows))
-
-
-def _to_probabilities(logits: Tensor, targets: Tensor) -> Tensor:
-    """Turn logits [R, V] into probabilities, in place. Returns the loss of each row."""
-    logits.sub_(logits.amax(dim=-1, keepdim=True))
-    of_targets = logits.gather(1, targets[:, None])
-    sums = logits.exp_().sum(dim=-1, keepdim=True)
-    logits.div_(sums)
-    return (sums.log() - of_targets).squeeze(1)
 
 
 def _minus_one_at(probabilities: Tensor, targets: Tensor) -> Tensor:
