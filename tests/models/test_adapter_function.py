@@ -1,6 +1,7 @@
 """brim's own LoRA function: what it keeps, which operators it runs, and that it computes what PEFT does."""
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import peft
@@ -9,6 +10,7 @@ import torch
 from tests.memory.traced import Births
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -244,6 +246,18 @@ def test_turned_off_merged_and_saved_it_is_pefts(base, tmp_path, dtype):
 def assert_same_weights(ours, theirs):
     for (name, mine), weight in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert torch.equal(mine, weight), name
+
+
+def test_a_product_that_a_checkpoint_around_its_factors_makes_again_is_kept():
+    def gradients(run):
+        mlp = llama(1, True, 0.0).get_base_model().model.layers[0].mlp
+        hidden = torch.randn(1, TOKENS, HIDDEN, dtype=torch.bfloat16).requires_grad_()
+        mlp.down_proj(run(lambda x: mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x), hidden)).square().sum().backward()
+        return [hidden.grad, *(p.grad for p in mlp.parameters() if p.requires_grad)]
+
+    plain = gradients(lambda function, hidden: function(hidden))
+    recomputed = gradients(partial(checkpoint, use_reentrant=False))
+    assert all(torch.equal(one, other) for one, other in zip(recomputed, plain, strict=True))
 
 
 def test_what_a_hook_keeps_of_the_base_is_not_overwritten_and_small_scales_do_not_overflow():

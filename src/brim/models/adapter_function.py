@@ -22,14 +22,6 @@ from torch.nn.functional import linear
 
 from brim.models.dropout import Mask, mask_of
 
-try:
-    from torch._C._autograd import _top_saved_tensors_default_hooks as _hooks_on_saved
-except ImportError:  # a private name, which another release may not have: then inputs are kept as they are
-
-    def _hooks_on_saved(ignore_is_tracing: bool) -> Any:  # type: ignore[misc]
-        return ()
-
-
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
     from torch.autograd.graph import Node
@@ -170,12 +162,15 @@ class AdapterFunction(torch.autograd.Function):
 def _is_kept_in_factors(x: Tensor) -> bool:
     """Return whether autograd keeps both factors whose product this is: it does where both have gradients.
 
-    Hooks on what is saved, such as those of activation checkpointing, may let a tensor be read only once.
+    Hooks on what is saved, such as those of activation checkpointing, may let a tensor be read only once. The factors
+    themselves are asked for them: the product may come out of a checkpoint that does not hold this layer.
     """
-    node = x.grad_fn
-    if node is None or node.name() != "MulBackward0" or _hooks_on_saved(True) is not None:
+    node: Any = x.grad_fn
+    if node is None or node.name() != "MulBackward0" or any(to is None for to, _ in node.next_functions):
         return False
-    return all(to is not None for to, _ in node.next_functions)
+    factors = (getattr(node, f"_raw_saved_{name}", None) for name in ("self", "other"))
+    # A private name, which another release may not have: then the product is kept.
+    return all(getattr(factor, "unpack_hook", "unknown") is None for factor in factors)
 
 
 def _dtype_of_products(x: Tensor) -> torch.dtype:
