@@ -138,6 +138,7 @@ class Loop:
         learning_rate = job.learning_rate(
             consumed_samples=state.consumed_samples, batch_samples=len(indices), size=size
         )
+        num_tokens = int(job.rows.lengths[indices].sum())
         num_supervised = int(job.rows.num_supervised[indices].sum())
         outcome = self._accumulate(indices, num_supervised)
         try:
@@ -152,7 +153,7 @@ class Loop:
         )
         state.step += 1
         state.consumed_samples += len(indices)
-        state.num_tokens += int(job.rows.lengths[indices].sum())
+        state.num_tokens += num_tokens
         state.num_supervised_tokens += num_supervised
         self._course.stepped(size)
         peak_bytes = self._peaks.most_bytes()  # 130 microseconds on a GPU, so not asked again as the next step begins

@@ -84,9 +84,12 @@ def or_explain(work: Callable[[], T], explain: Callable[[str], BrimError]) -> T:
 
 
 def random_states() -> dict[str, Tensor]:
-    """Return the states of torch's generators: the CPU's, each CUDA device's, and that of Apple's GPU."""
+    """Return the states of torch's generators: the CPU's, each CUDA device's, and that of Apple's GPU.
+
+    Where CUDA is not in use nothing has been drawn there, and asking would begin to use it.
+    """
     states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states |= {f"cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
     if torch.backends.mps.is_available():
         states["mps"] = torch.mps.get_rng_state()
