@@ -23,6 +23,7 @@ import torch
 
 import brim
 from benchmarks.report import print_table, write_report
+from brim.infer.metrics import Divergence
 from brim.models import merge_adapter
 from brim.workflows.export import merge as merging
 
@@ -93,7 +94,7 @@ def _one(run: Path, base: str, precision: str, dtype: str, name: str) -> Figure:
         adapter_kl = json.loads((Path(out) / "merged" / "export.json").read_text())["divergence"]["adapter_kl"]
     assert result.divergence is not None
     found = asdict(result.divergence)
-    limit = merging.limit_of(adapter_kl)
+    limit = Divergence.limit_of(adapter_kl)
     return Figure(base=base, precision=precision, dtype=dtype, merge=name, **found, adapter_kl=adapter_kl, limit=limit)
 
 

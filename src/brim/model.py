@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -186,6 +187,7 @@ class Model:
         key: str | None = None,
         on_error: OnError | None = None,
         on_overlong: OnOverlong | None = None,
+        keep_weights: bool = True,
         say: Say | None = show,
         on_batch: OnBatch | None = None,
     ) -> PredictResult:
@@ -195,8 +197,9 @@ class Model:
         configuration's `generation`, both for this call. scores: add the log-probability of each response.
         resume: continue what was begun for this output; finished responses are kept. key: the column that identifies a
         row; default: rows are identified by their order. on_error, on_overlong: what happens to rows that cannot be
-        used, and to prompts that are too long; default: as the configuration says. See docs/predict.md. say: as in
-        `train`. on_batch: is called with the number of rows that have been finished since.
+        used, and to prompts that are too long; default: as the configuration says. See docs/predict.md.
+        keep_weights: with False, the weights are given up with the call, so that an adapter is merged without a copy.
+        say: as in `train`. on_batch: is called with the number of rows that have been finished since.
         """
         wanted = prediction.Wanted(
             output=None if output is None else Path(output),
@@ -212,13 +215,16 @@ class Model:
         session = self._open()
         sizes = _given(batch_size, prediction.size_for_generating(session.config))
         session = with_settings(session, generation=generation, trainer=sizes)
-        with listening(say, is_short=True) as told:
+        with listening(say, is_short=True) as told, ExitStack() as stack:
+            if not keep_weights:
+                stack.callback(self._let_go)
             return prediction.predict(
                 session,
                 dataset_of(self.config, dataset),
                 wanted,
                 weights=lambda: self._weights(told),
                 is_loaded=self._llm is not None,
+                is_spent=not keep_weights,
                 notes=[*self.notes, *self._untrained()],
                 say=told,
                 on_batch=_both(told.advance, on_batch),

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GPT2Config, G
 
 from brim.config.schema import LoraConfig
 from brim.errors import ModelError
-from brim.models import merge_adapter
+from brim.models import PassingMerge, merge_adapter
 from brim.models.adapters import add_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")  # PEFT, on what follows then
@@ -179,6 +179,54 @@ def test_16_bits_are_the_rounded_weights_and_nothing_else(tiny_base, adapter, tm
         assert all(torch.equal(weight, exact[name].to(dtype)) for name, weight in merged.state_dict().items())
         merged.save_pretrained(tmp_path / "merged")
         assert json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"] == str(dtype)[6:]
+
+
+def bits(model):
+    return {name: (id(weight), weight.clone()) for name, weight in model.state_dict(keep_vars=True).items()}
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)], ids=str)
+@pytest.mark.parametrize("kind", ["lora", "rslora", "dora", "all-linear"])
+def test_weights_that_are_merged_for_a_while_come_back_to_the_bit(tiny_base, adapter, kind, dtype, most):
+    path = adapter(**LORA[kind])
+    model = adapted(loaded(tiny_base, dtype), path)
+    expected = merge_adapter(adapted(loaded(tiny_base, dtype), path), dtype=dtype)
+    before, unmerged, merge = bits(model), model(IDS).logits, PassingMerge(model)
+    touched_bytes = sum(layer.weight.nbytes for layer in model.modules() if hasattr(layer, "lora_A"))
+    held_bytes = sum(weight.nbytes for weight in model.parameters())
+    assert merge.against == ""
+    with merge.tried():
+        tried = model(IDS).logits
+    with pytest.raises(ZeroDivisionError), merge.done(keeps=True):  # as out of memory might be
+        merged_bytes = sum(weight.nbytes for weight in model.parameters())
+        assert "lora" not in str(model.get_base_model()).lower()
+        assert torch.equal(model(IDS).logits, expected(IDS).logits)
+        assert torch.equal(model.generate(IDS, max_new_tokens=3), expected.generate(IDS, max_new_tokens=3))
+        _ = 1 / 0
+    assert torch.equal(tried, expected(IDS).logits)
+    assert ((tried - unmerged).abs().max() / unmerged.abs().max()).item() <= most
+    assert merge.kept_bytes == held_bytes - merged_bytes + touched_bytes
+    for name, (identity, weight) in bits(model).items():
+        assert identity == before[name][0]
+        assert torch.equal(weight, before[name][1])
+    assert torch.equal(model(IDS).logits, unmerged)
+    with merge.done(keeps=False):
+        pass
+    assert torch.equal(model(IDS).logits, expected(IDS).logits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantized", "reason"),
+    [
+        ("head", None, "another layer shares the weight of lm_head"),
+        ("embedding", None, "another layer shares the weight of model.embed_tokens"),
+        ("lora", "4-bit", r"is quantised"),
+        ("lora", "8-bit", r"is quantised"),
+    ],
+)
+def test_what_is_not_merged_for_a_while(tiny_base, adapter, kind, quantized, reason):
+    model = adapted(loaded(tiny_base, quantized=quantized), adapter(**LORA[kind]))
+    assert reason in PassingMerge(model).against
 
 
 def test_what_has_no_formula_is_refused(tiny_base):

@@ -21,6 +21,7 @@ from tests.fake_hub import fake_hub
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import brim
+from brim.infer.metrics import Divergence
 from brim.models import load_llm, merge_adapter
 from brim.session import open_session
 from brim.storage import verified
@@ -200,7 +201,7 @@ def test_a_merge_under_mixed_precision_is_into_the_weights_as_they_are_stored(tr
 
 def test_the_limit_is_a_tenth_of_what_the_adapter_does_within_bounds():
     for adapter_kl, limit in ((None, 0.01), (0.5, 0.01), (0.1, 0.01), (0.05, 0.005), (0.01, 0.001), (0.0, 0.001)):
-        assert merging.limit_of(adapter_kl) == pytest.approx(limit)
+        assert Divergence.limit_of(adapter_kl) == pytest.approx(limit)
 
 
 @pytest.mark.parametrize("quantization", [None, {"bits": 4}, {"bits": 8}], ids=["16-bit", "4-bit", "8-bit"])

@@ -331,7 +331,7 @@ def session_of(zero_shot, monkeypatch):
 
 def test_vllm_writes_a_jobs_responses_without_brims_own_weights(session_of, tiny_base, tmp_path, monkeypatch):
     engines = install(monkeypatch, lambda prompt, params: [prompt[-1], 0])
-    assert Generation(None, session_of(), VLLM_PROMPTS, say=say_nothing).about["engine"] == "vllm"
+    assert Generation(None, session_of(), VLLM_PROMPTS, is_spent=True, say=say_nothing).about["engine"] == "vllm"
     responses = respond_to(vllm_engine(session_of(), rows=None), VLLM_PROMPTS)
     assert [response.token_ids for response in responses] == [[5], [6], [7]]
     args = engines.made[0].args

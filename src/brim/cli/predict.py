@@ -187,6 +187,7 @@ def predict(
             key=key,
             on_error=on_error,
             on_overlong=on_overlong,
+            keep_weights=False,
             say=screen,
         )
     if as_json:

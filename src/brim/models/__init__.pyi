@@ -20,7 +20,7 @@ from .load import (
     no_library_warnings as no_library_warnings,
     read_architecture as read_architecture,
 )
-from .merging import merge_adapter as merge_adapter
+from .merging import PassingMerge as PassingMerge, merge_adapter as merge_adapter
 from .needs import notes_on_this_machine as notes_on_this_machine, require_trainable as require_trainable
 from .quantization import (
     require_bitsandbytes as require_bitsandbytes,

@@ -1,12 +1,17 @@
-"""Write an adapter into the weights of its base, layer by layer: what `brim export --merge` saves."""
+"""Write an adapter into the weights of its base, layer by layer: for good, as `brim export --merge` saves them, or for
+a while, to generate.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from brim.errors import ModelError, Problem
 from brim.models.adapter_function import AdapterVariant
@@ -40,6 +45,113 @@ def merge_adapter(model: PeftModel, *, dtype: torch.dtype) -> PreTrainedModel:
     if quantizer is not None:  # else it would not be saved as a plain model
         quantizer.remove_quantization_config(base)
     return base
+
+
+class PassingMerge:
+    """Compute with merged weights for a while: all of an adapter's layers, in the dtype of the base, or none of them.
+
+    Meanwhile the base's own layers stand in the place of PEFT's, and no operator of the adapter runs.
+    """
+
+    def __init__(self, model: PeftModel) -> None:
+        (self._adapter,) = model.peft_config
+        self._base = cast("PreTrainedModel", model.get_base_model())
+        self._layers = cast("list[tuple[str, LoraLayer]]", list(_layers(self._base)))
+
+    @property
+    def against(self) -> str:
+        """Return why the adapter cannot be merged so; an empty text where it can."""
+        from peft.tuners.lora import LoraLayer
+
+        users = Counter(id(weight) for _, weight in self._base.named_parameters(remove_duplicate=False))
+        for name, layer in self._layers:
+            if not isinstance(layer, LoraLayer):
+                return f"{name} is quantised" if _is_quantised(layer) else f"{name} is replaced as a whole"
+            original = layer.get_base_layer()
+            if _is_quantised(original):
+                return f"{name} is quantised"
+            try:
+                _require_known(name, layer, self._adapter)
+            except ModelError as error:
+                return error.problems[0].what
+            if users[id(original.weight)] > 1:
+                return f"another layer shares the weight of {name}"
+        return ""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return the bytes of what is kept beside the merged weights: the base's own, and the adapter."""
+        weights = (
+            weight for _, layer in self._layers for name, weight in layer.named_parameters() if "bias" not in name
+        )
+        return sum(weight.numel() * weight.element_size() for weight in weights)
+
+    @property
+    def working_bytes(self) -> int:
+        """Return what merging takes while it goes on: three copies of the largest layer, in fp32."""
+        return 3 * 4 * max(cast(Tensor, layer.get_base_layer().weight).numel() for _, layer in self._layers)
+
+    @contextmanager
+    def tried(self) -> Iterator[None]:
+        """Let each layer compute with its merged weight, which is made anew for each call and not kept."""
+        self._put([_AsMerged(layer, self._adapter) for _, layer in self._layers])
+        try:
+            yield
+        finally:
+            self._put([layer for _, layer in self._layers])
+
+    @contextmanager
+    def done(self, *, keeps: bool) -> Iterator[None]:
+        """Merge the weights, and put them back to the bit. keeps: False: overwrite them, and leave them merged."""
+        originals = [layer.get_base_layer() for _, layer in self._layers]
+        before = [original.weight for original in originals]
+        try:
+            with torch.no_grad():
+                for (_, layer), original in zip(self._layers, originals, strict=True):
+                    weight = _merged_weight(layer, self._adapter)
+                    if keeps:
+                        original.weight = nn.Parameter(weight, requires_grad=False)
+                    else:
+                        original.weight.copy_(weight)
+            self._put(originals)
+            if not keeps:
+                self._layers.clear()  # the adapter's memory is free now
+            yield
+        finally:
+            for original, weight in zip(originals, before, strict=True):
+                original.weight = weight
+            self._put([layer for _, layer in self._layers])
+
+    def _put(self, modules: list[Any]) -> None:
+        for (name, _), module in zip(self._layers, modules, strict=True):
+            self._base.set_submodule(name, module)
+
+
+class _AsMerged(nn.Module):
+    """Compute what a layer will once its adapter is merged."""
+
+    def __init__(self, layer: LoraLayer, adapter: str) -> None:
+        super().__init__()
+        self._layer, self._adapter = cast(nn.Module, layer), adapter
+
+    @property
+    def weight(self) -> Tensor:
+        """Return the base's own, whose dtype a model may ask for."""
+        return cast(Tensor, cast(Any, self._layer).get_base_layer().weight)
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """Call the base's layer with the merged weight."""
+        layer = cast("LoraLayer", self._layer)
+        return functional_call(
+            layer.get_base_layer(), {"weight": _merged_weight(layer, self._adapter)}, inputs, options
+        )
+
+
+def _merged_weight(layer: LoraLayer, adapter: str) -> Tensor:
+    """Return the weight with the adapter in it, as the base's layer stores its own."""
+    original = layer.get_base_layer()
+    weight = _updated(stored_weight(original), layer, adapter)
+    return (weight.T if _is_transposed(original) else weight).to(cast(Tensor, original.weight).dtype).contiguous()
 
 
 def stored_weight(layer: nn.Module) -> Tensor:

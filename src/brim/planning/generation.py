@@ -99,7 +99,8 @@ class _Job:
             cap_bytes=round(self.budget.reserved_bytes / max(scale, 1.0)),
             context_length=request.folder.context_length,
         )
-        plan = self._settled(replace(model, costs=replace(model.costs, scale=scale)))
+        static_bytes = model.costs.static_bytes + request.beside_bytes
+        plan = self._settled(replace(model, costs=replace(model.costs, scale=scale, static_bytes=static_bytes)))
         traces.save()
         if model.load_peak_bytes > plan.cap_bytes:
             return replace(plan, fits=False, notes=(*plan.notes, "the weights do not fit while they are loaded"))

@@ -332,6 +332,7 @@ class GenerationRequest(Request):
     fixed_rows: int | None  # rows that run together, where somebody says so
     engine: str = "slots"
     engine_reason: str = ""
+    beside_bytes: int = 0  # of held_bytes, what no pass reads: weights that are put back afterwards
 
     @property
     def max_new_tokens(self) -> int:
@@ -383,6 +384,7 @@ class GenerationRequest(Request):
             "samples": generation.do_sample,
             "packed": self.is_packed,
             "code": source_digest(("infer",)),
+            **({"beside": self.beside_bytes} if self.beside_bytes else {}),
         }
 
 
@@ -391,13 +393,14 @@ def generation_request(
     lengths: ArrayLike,
     *,
     llm: LLM | None = None,
+    beside_bytes: int = 0,
     fixed_rows: int | None = None,
     asked: Asked | None = None,
     is_at_hand: bool = True,
 ) -> GenerationRequest:
     """Return the request of a job that is about to start here, or, with `asked`, of one on the device that it names.
 
-    lengths: tokens of the prompts. fixed_rows: None: as the trainer's section says.
+    lengths: tokens of the prompts. beside_bytes: held beside the model. fixed_rows: None: as the trainer says.
     Raises ConfigError where brim's own engine is asked for and cannot do it.
     """
     if asked is None:
@@ -411,7 +414,8 @@ def generation_request(
         config=session.config,
         lengths=-np.sort(-np.asarray(lengths, dtype=np.int64)),
         fixed_rows=rows_by_hand(session.config) if fixed_rows is None else fixed_rows,
-        held_bytes=0 if llm is None else llm.held_bytes,
+        held_bytes=0 if llm is None else llm.held_bytes + beside_bytes,
+        beside_bytes=beside_bytes,
         engine=engine,
         engine_reason=reason,
     )

@@ -95,7 +95,13 @@ class GenerationConfig(Section):
         "see docs/engines.md.",
         brim=True,
     )
-
+    merge_adapter: bool | Literal["auto"] = key(
+        "auto",
+        "Compute with the adapter in the base's weights while answers are generated; afterwards they are as before, to "
+        "the bit. `auto`: where it pays, fits into memory and moves predictions by no more than an export may, see "
+        "docs/engines.md.",
+        brim=True,
+    )
     max_new_tokens: PositiveInt | None = key(
         None,
         "Most tokens of an answer. null: the output feature's max_sequence_length, else global_max_sequence_length, "

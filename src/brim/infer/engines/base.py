@@ -162,7 +162,7 @@ def generation_settings(generation: GenerationConfig, *, pad_id: int, end_ids: S
     `eos_token_id` is a list in any case.
     """
     # In JSON's types: transformers wants lists where the configuration holds tuples, and refuses empty ones.
-    given = generation.model_dump(mode="json", exclude={"engine"})
+    given = generation.model_dump(mode="json", exclude={"engine", "merge_adapter"})
     settings = {key: value for key, value in given.items() if value is not None and value != []}
     if settings.get("temperature") == 0:
         settings["do_sample"] = False

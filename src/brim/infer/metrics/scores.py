@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -37,6 +38,19 @@ class Divergence:
     same_top: float  # share of tokens whose likeliest prediction is the same
     max_logit_difference: float
 
+    # Bounds of how far merging may move predictions, in nats a token (docs/export.md has the reasons).
+    MOST: ClassVar[float] = 0.01  # 1% of perplexity
+    LEAST: ClassVar[float] = 0.001  # arithmetic in 16 bits costs as much in any case
+    SHARE: ClassVar[float] = 0.1  # of what the adapter does
+
+    @classmethod
+    def limit_of(cls, adapter_kl: float | None) -> float:
+        """Return how far merging may move predictions: a tenth of what the adapter does, from 0.001 to 0.01 nats.
+
+        adapter_kl: how far the base without the adapter is from the model; where that is unknown, 0.01.
+        """
+        return cls.MOST if adapter_kl is None else min(cls.MOST, max(cls.LEAST, cls.SHARE * adapter_kl))
+
     @classmethod
     def between(cls, first: Sequence[Tensor], second: Iterator[Tensor]) -> Divergence:
         """Compare logits [S, V] of the same tokens, batch by batch; sums in fp64. NaN where either model gives NaN."""
@@ -64,6 +78,19 @@ class Runner:
     pad_id: int
     batch_rows: int
     device: torch.device
+
+    def adapter_kl(
+        self, model: nn.Module, rows: TokenRows, precision: Precision, *, before: Sequence[Tensor]
+    ) -> float | None:
+        """Return how far the base alone is from the adapted model; None with trained biases: PEFT cannot take them off.
+
+        before: the model's own logits of the rows.
+        """
+        adapted: Any = model
+        if any(settings.bias != "none" for settings in adapted.peft_config.values()):
+            return None
+        with adapted.disable_adapter():
+            return Divergence.between(before, self.logits(model, rows, precision)).mean_kl
 
     def logits(self, model: nn.Module, rows: TokenRows, precision: Precision) -> Iterator[Tensor]:
         """Yield logits [S, V], fp32 in main memory, of the supervised tokens, batch by batch in the order of the rows.

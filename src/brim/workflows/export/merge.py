@@ -19,7 +19,7 @@ from brim.data.read import Data, read
 from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import DataError, ExportError, InputError
 from brim.infer.metrics import Divergence, Runner
-from brim.models import LLM, load_base, load_llm, merge_adapter, no_library_bars, no_library_warnings, precision
+from brim.models import load_base, load_llm, merge_adapter, no_library_bars, no_library_warnings, precision
 from brim.models.folders import locate
 from brim.notes import Say
 from brim.session import Session
@@ -43,16 +43,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-# The default limit, in nats a token (docs/export.md has the reasons).
-MOST = 0.01  # 1% of perplexity
-
-
-LEAST = 0.001  # arithmetic in 16 bits costs as much in any case
-
-
-SHARE = 0.1  # of what the adapter does
-
-
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -67,7 +57,7 @@ class Merging:
     """Say how an adapter is merged."""
 
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
-    max_divergence: float | None = None  # mean KL divergence, nats a token; None: see limit_of
+    max_divergence: float | None = None  # mean KL divergence, nats a token; None: see Divergence.limit_of
     dataset: Data | None = None  # whose rows the two models are compared on; default: the run's validation rows
 
 
@@ -85,14 +75,6 @@ def merging_of(merge: bool, **given: Any) -> Merging:
         what = f"--max-divergence is {most:g}"
         raise InputError(what=what, expected="nats a token: 0 or more", fix="leave it out for the default")
     return Merging(**typed)
-
-
-def limit_of(adapter_kl: float | None) -> float:
-    """Return how far merging may move predictions: a tenth of what the adapter does, from 0.001 to 0.01 nats a token.
-
-    adapter_kl: how far the base without the adapter is from the model; where that is unknown, 0.01.
-    """
-    return MOST if adapter_kl is None else min(MOST, max(LEAST, SHARE * adapter_kl))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +104,7 @@ def merge_run(run: RunFolder, session: Session, path: Path, merging: Merging, *,
     )
     llm = load_llm(session.config, session.folder, session.device, trainable=False, keeps_digits=True)
     before = list(how.logits(llm.model, asked.rows, llm.precision))
-    adapter_kl = _effect(llm, before, asked, how)
+    adapter_kl = how.adapter_kl(llm.model, asked.rows, llm.precision, before=before)
     merged = merge_adapter(cast(Any, llm.model), dtype=DTYPES[merging.dtype])
     del llm
     num_bytes = sum(weight.numel() * weight.element_size() for weight in merged.parameters())
@@ -132,7 +114,7 @@ def merge_run(run: RunFolder, session: Session, path: Path, merging: Merging, *,
         learned = files_of(run.model)
         place(folder, {name: file for name, file in learned.items() if name not in ADAPTER})
         found = Divergence.between(before, how.logits(_read_back(folder, session), asked.rows, precision("fp32")))
-        limit = merging.max_divergence if merging.max_divergence is not None else limit_of(adapter_kl)
+        limit = merging.max_divergence if merging.max_divergence is not None else Divergence.limit_of(adapter_kl)
         compared = Compared(merged=found, adapter_kl=adapter_kl, source=asked.source, limit=limit)
         _require_close(compared, merging, path)
         _complete(folder, run, session, merging, compared)
@@ -152,15 +134,6 @@ def _read_back(folder: Path, session: Session) -> PreTrainedModel:
         seed=session.config.random_seed,
         device=session.device,
     )
-
-
-def _effect(llm: LLM, before: list[torch.Tensor], asked: Probe, how: Runner) -> float | None:
-    """Return how far the base alone is from the adapted model; None with trained biases, which PEFT cannot take off."""
-    model: Any = llm.model
-    if any(settings.bias != "none" for settings in model.peft_config.values()):
-        return None
-    with model.disable_adapter():
-        return Divergence.between(before, how.logits(model, asked.rows, llm.precision)).mean_kl
 
 
 def _complete(folder: Path, run: RunFolder, session: Session, merging: Merging, compared: Compared) -> None:
@@ -232,7 +205,7 @@ def _told(session: Session, merging: Merging, compared: Compared) -> str:
 def _notes(compared: Compared, merging: Merging) -> list[str]:
     """Warn of a merge that stays under the limit and still loses much of what was learned."""
     effect = compared.adapter_kl
-    if effect is None or compared.merged.mean_kl <= SHARE * effect:
+    if effect is None or compared.merged.mean_kl <= Divergence.SHARE * effect:
         return []
     fix = "" if merging.dtype == "fp32" else "; --dtype fp32 keeps more"
     return [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -38,6 +39,7 @@ from brim.session import Session, with_labels
 from brim.train import RunFolder
 from brim.units import format_count
 from brim.workflows.prediction.launch import planned_engine
+from brim.workflows.prediction.merged import adapter_merged
 from brim.workflows.prediction.prompts import continuable
 from brim.workflows.prediction.scoring import Load, batches_for, scored
 from brim.workflows.runs import Comparison, EvaluateResult, TrainResult
@@ -305,10 +307,12 @@ def responses_to(
     llm: LLM, session: Session, prompts: TokenRows, *, engine: Engine | None = None, say: Say, on_batch: OnBatch
 ) -> pd.DataFrame:
     """Respond to each of at least one prompt, as `respond` does. engine: default: the one that is planned for them."""
-    if engine is None:
-        engine, _ = planned_engine(llm, session, prompts, say=say)
-    say(status("generating", is_planned=True))
-    return respond(engine, session, prompts, on_batch=on_batch)
+    with ExitStack() as stack:
+        if engine is None:
+            merged = stack.enter_context(adapter_merged(llm, session, prompts, is_spent=False, say=say))
+            engine, _ = planned_engine(llm, merged.session, prompts, beside_bytes=merged.beside_bytes, say=say)
+        say(status("generating", is_planned=True))
+        return respond(engine, session, prompts, on_batch=on_batch)
 
 
 def asked_of(source: Source, session: Session, rows: TokenRows, *, split: str) -> Asked:

@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -294,6 +295,7 @@ _NO_RESULT = (
     "memory.",
     "trainer.",
     "generation.engine",
+    "generation.merge_adapter",
     "prompt.retrieval.",
     "preprocessing.on_bad_row",
     "preprocessing.on_overlong",
@@ -405,10 +407,34 @@ def _digest_of_file(path: Path) -> str:
     return f"{size} bytes, sampled: {digest.hexdigest()}"
 
 
-def with_day_of_job(session: Session, output: Path) -> Session:
-    """Return the session with the day on which a continued job was begun, where its chat template asks for one."""
-    folder = JobFolder(output)
+def as_begun(session: Session, output: Path) -> Session:
+    """Return the session with what a continued job was begun with, where the configuration leaves it open.
 
+    That is the day, where the chat template asks for one; the engine, unless it was vLLM, which may not be here; and
+    whether the adapter was merged, since merged weights round otherwise.
+    Raises OutputError where the configuration says otherwise on the last.
+    """
+    folder, key = JobFolder(output), "generation.merge_adapter"
+    session = _with_day(session, folder)
+    about: dict[str, Any] = next(
+        (line.get("about", {}) for line in _lines(folder.sittings) if line["event"] == "begins"), {}
+    )
+    config, merged = session.config, about.get("merge_adapter", False)
+    if about.get("engine") not in ("slots", "static"):
+        return session
+    if config.generation.engine == "auto":
+        config = config.having(_ENGINE, about["engine"])
+    if config.trained_adapter is not None and config.generation.merge_adapter not in ("auto", merged):
+        was, now = ("merged" if each else "not merged" for each in (merged, config.generation.merge_adapter))
+        raise OutputError(
+            what=f"the prediction cannot be continued: the adapter was {was} when it began, and {key} has it {now}",
+            where=str(output),
+            fix=f"set {key}: auto, or write to another output",
+        )
+    return replace(session, config=config.having(key, merged))
+
+
+def _with_day(session: Session, folder: JobFolder) -> Session:
     def day() -> str | None:
         return _read_job(folder)["fingerprint"].get("chat.date") if folder.exists else None
 

@@ -49,13 +49,15 @@ from brim.workflows.prediction.scoring import OnSmaller
 from brim.workflows.runs import settings_of
 
 
-def planned_engine(llm: LLM, session: Session, prompts: TokenRows, *, say: Say) -> tuple[Engine, GenerationPlan]:
+def planned_engine(
+    llm: LLM, session: Session, prompts: TokenRows, *, beside_bytes: int = 0, say: Say
+) -> tuple[Engine, GenerationPlan]:
     """Return what responds to at least one prompt, and the plan that it goes by, which is noted.
 
-    Raises InputError where the longest prompt is predicted not to fit even alone.
+    beside_bytes: held beside the model. Raises InputError where the longest prompt is predicted not to fit even alone.
     """
     say(status("planning"))
-    request = generation_request(session, prompts.lengths, llm=llm)
+    request = generation_request(session, prompts.lengths, llm=llm, beside_bytes=beside_bytes)
     plan = plan_job(request, say=say)
     require_fits(plan)
     request.keep_to(plan.budget)

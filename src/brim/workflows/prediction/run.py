@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -37,8 +37,9 @@ from brim.storage import writing
 from brim.train import interruption
 from brim.units import format_bytes, format_count
 from brim.workflows.prediction.evaluation import responses_to
-from brim.workflows.prediction.job import Job, fingerprint, open_job, with_day_of_job
+from brim.workflows.prediction.job import Job, as_begun, fingerprint, open_job
 from brim.workflows.prediction.launch import engine_by_hand, planned_engine, vllm_engine, with_engine
+from brim.workflows.prediction.merged import adapter_merged
 from brim.workflows.prediction.output import (
     Counts,
     Predictions,
@@ -128,14 +129,19 @@ def predict(
     *,
     weights: Load,
     is_loaded: bool,
+    is_spent: bool,
     notes: Sequence[str],
     say: Say,
     on_batch: OnBatch,
 ) -> PredictResult:
-    """Respond to each row. weights: loads the model, once there is something to generate. See Model.predict."""
+    """Respond to each row. See Model.predict.
+
+    weights: loads the model, once there is something to generate. is_loaded: it is there already. is_spent: nothing
+    will be computed with it afterwards, so that what is changed in it need not be put back.
+    """
     session = with_policies(session, on_error=wanted.on_error, on_overlong=wanted.on_overlong)
     if wanted.resume and wanted.output is not None:
-        session = with_day_of_job(session, wanted.output)
+        session = as_begun(session, wanted.output)
     if session.config.generation.max_time is not None:
         notes = [*notes, _BY_THE_CLOCK]
     say(status("reading the data"))
@@ -144,11 +150,11 @@ def predict(
     session = with_engine(session, is_loaded=is_loaded, say=say)
     asked = prompts_asked(source, session, wanted, notes, say)
     if wanted.output is None:
-        work = _Work(session, wanted, asked, responses=HeldRecords(), scores=HeldRecords())
+        work = _Work(session, wanted, asked, is_spent, responses=HeldRecords(), scores=HeldRecords())
         return work.finish(work.generate(weights, say=say, on_batch=on_batch), say=say)
     now = fingerprint(session, split=wanted.split)
     with open_job(wanted.output, now, resume=wanted.resume, key=wanted.key, say=say) as job:
-        work = _Work(session, wanted, asked, responses=job.responses, scores=job.scores, job=job)
+        work = _Work(session, wanted, asked, is_spent, responses=job.responses, scores=job.scores, job=job)
         work.require_same_prompts()
         for line in work.what_is_done():
             say(line)
@@ -174,12 +180,14 @@ class _Work:
         session: Session,
         wanted: Wanted,
         asked: AskedPrompts,
+        is_spent: bool,
         *,
         responses: Records,
         scores: Records,
         job: Job | None = None,
     ) -> None:
         self._session, self._wanted, self._asked, self._job = session, wanted, asked, job
+        self._is_spent = is_spent and not wanted.scores  # which are of the weights as they were
         self.responses = DoneRows(responses, keys=asked.keys, prompts=asked.hashes)
         self._scores = DoneRows(scores, keys=asked.keys, prompts=asked.hashes)
         self._sittings: list[dict[str, Any]] = []  # of this process alone, without a job
@@ -263,16 +271,17 @@ class _Work:
         asked, config = self._asked, self._session.config
         is_sampled_by_key = self._wanted.key is not None and config.generation.do_sample
         prompts = asked.prompts.with_keys(asked.keys >> np.uint64(1)) if is_sampled_by_key else asked.prompts
-        generation = Generation(weights, self._session, prompts.take(self.responses.to_do()), say=say)
-        self._note("begins", about=generation.about, num_input_rows=len(asked.keys))
-        started = time.perf_counter()
-        try:
-            seconds = generation.run(prompts, self.responses, measures=self._job is not None, on_batch=on_batch)
-        except BaseException:
-            with suppress(WriteError):  # the disk may be what is full
-                self._note("ends", seconds=time.perf_counter() - started)
-            raise
-        self._note("ends", seconds=seconds, about=generation.about)
+        to_do = prompts.take(self.responses.to_do())
+        with Generation(weights, self._session, to_do, is_spent=self._is_spent, say=say) as generation:
+            self._note("begins", about=generation.about, num_input_rows=len(asked.keys))
+            started = time.perf_counter()
+            try:
+                seconds = generation.run(prompts, self.responses, measures=self._job is not None, on_batch=on_batch)
+            except BaseException:
+                with suppress(WriteError):  # the disk may be what is full
+                    self._note("ends", seconds=time.perf_counter() - started)
+                raise
+            self._note("ends", seconds=seconds, about=generation.about)
         return seconds
 
     def _note(self, event: str, **more: Any) -> None:
@@ -300,7 +309,7 @@ class _Work:
         """Read the predictions again from the job's journals."""
         assert self._job is not None
         with self._job.reopened() as (responses, scores):
-            held = _Work(self._session, self._wanted, self._asked, responses=responses, scores=scores)
+            held = _Work(self._session, self._wanted, self._asked, False, responses=responses, scores=scores)
             return frame_of(held._predictions().table(Counts()))
 
 
@@ -337,14 +346,18 @@ _A_FEW = 8  # prompts
 
 
 class Generation:
-    """Respond with an engine. `about`: facts on it for the job, with more of them once it has run."""
+    """Respond with an engine, within a context that merges the adapter where that pays.
 
-    def __init__(self, weights: Load, session: Session, prompts: TokenRows, *, say: Say) -> None:
-        """Load and plan. weights: loads the model, where the engine does not do that itself."""
+    `about`: facts on it for the job, with more of them once it has run.
+    """
+
+    def __init__(self, weights: Load, session: Session, prompts: TokenRows, *, is_spent: bool, say: Say) -> None:
+        """Load and plan. weights: loads the model, where the engine does not do that itself. is_spent: see predict."""
         self._engine: Engine
         self._budget: Budget | None = None
         self._say = say
         self._meter = peak_meter(session.device)
+        self._merged = ExitStack()
         if session.config.generation.engine == "vllm":
             rows = rows_by_hand(session.config)
             self._engine = vllm_engine(session, rows=rows)
@@ -353,15 +366,26 @@ class Generation:
             return
         llm = weights()
         say(model_note(session.config, llm, trains=False))
-        self._engine, plan = planned_engine(llm, session, prompts, say=say)
+        with ExitStack() as stack:
+            merged = stack.enter_context(adapter_merged(llm, session, prompts, is_spent=is_spent, say=say))
+            beside_bytes = merged.beside_bytes
+            self._engine, plan = planned_engine(llm, merged.session, prompts, beside_bytes=beside_bytes, say=say)
+            self._merged = stack.pop_all()
         self._budget = plan.budget
         say(status("generating", is_planned=True))
         self.about = {
             "engine": self._engine.name,
+            "merge_adapter": merged.is_merged,
             "rows_at_once": plan.rows_at_most,
             "predicted_peak_bytes": plan.total_bytes,
             "plan": plan.as_dict(),
         }
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._merged.close()
 
     def run(self, prompts: TokenRows, done: DoneRows, *, measures: bool, on_batch: OnBatch) -> float:
         """Respond to the rows that are not done, and note each as it ends. Return the seconds.
