@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -134,3 +135,9 @@ def _short(figures: Figures) -> str:
     return ", ".join(
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in plain.items()
     )
+
+
+def require_liger(options: Options) -> None:
+    """Skip the case where Liger's kernels cannot run."""
+    if not options.is_cuda or importlib.util.find_spec("liger_kernel") is None:
+        raise Skip("liger_kernel is not installed" if options.is_cuda else "Liger's kernels need a CUDA device")

@@ -25,12 +25,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.gpu.attention import attention_cases
-from benchmarks.gpu.cases import Case, Figures, Options, Skip
+from benchmarks.gpu.cases import Case, Figures, Options, Skip, require_liger
 from benchmarks.gpu.subject import LORA, SEED, changed, drawn_rows, packing, random_llm, token_costs
 from benchmarks.inference_peers import generate
 from brim.batching import GradientStep, by_costs
 from brim.data.tokens import TokenRow, TokenRows, pack
-from brim.errors import BrimError
 from brim.infer.engines import FixedRoom, SlotsEngine, StaticEngine, respond_to
 from brim.models import LLM, precision
 from brim.models.loss import LogitHead, logit_head, next_token_scores
@@ -243,17 +242,11 @@ def _draw_adapters(llm: LLM) -> None:
 
 
 def _liger(options: Options, kind: str) -> Figures:
-    if importlib.util.find_spec("liger_kernel") is None:
-        raise Skip("not there: liger_kernel is not installed")
+    require_liger(options)
     found = {}
     for kernels in ("torch", "liger"):
         settings = {"precision": kind, "adapter": dict(LORA), "model_parameters": {"kernels": kernels}}
-        try:
-            llm = _loaded(options, architecture("llama", options), settings)
-        except BrimError as error:
-            if "kernels" not in str(error):
-                raise
-            raise Skip("not there: this brim has no key model_parameters.kernels") from None
+        llm = _loaded(options, architecture("llama", options), settings)
         _draw_adapters(llm)
         found[kernels] = gradient_of(llm, list(drawn_rows(_LENGTHS, llm)))
     return apart(found["liger"], found["torch"])

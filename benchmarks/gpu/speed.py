@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from benchmarks.batching_peers import OF_WAY, Way, kernels
-from benchmarks.gpu.cases import Case, Figures, Options, Skip, free
+from benchmarks.gpu.cases import Case, Figures, Options, Skip, free, require_liger
 from benchmarks.gpu.subject import (
     DATA,
     LEARNING_RATE,
@@ -41,6 +41,7 @@ from brim.batching import BatchSchedule, by_costs
 from brim.data.tokens import TokenRow, TokenRows
 from brim.infer.engines import FixedRoom, SlotsEngine, VllmEngine, respond_to, usual_pass_tokens
 from brim.models import LLM
+from brim.models.kernels import layer_kernels
 from brim.models.loss import base_model
 from brim.train import CheckpointStore, Loop, MicroBatchPass, Record, RunLength, TrainState, build_job
 
@@ -49,7 +50,7 @@ _PEERS: Sequence[Way] = ("fixed", "group_by_length", "padding_free")
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """Yield brim's cases before its peers': Liger's kernels, where a peer has them, stay in the model."""
+    """Yield brim's cases before its peers', those with Liger's kernels last: they stay in the model."""
     matrix = [0.0]
     yield Case(name="matrix products", run=partial(_matrix_speed, options, matrix))
     for name in SIZES:
@@ -83,6 +84,14 @@ def _of_subject(subject: Subject) -> Iterator[Case]:
         expects="as many tokens as asked for; the goal is 3 times transformers' generate",
         needs_s=40,
     )
+    for data in DATA:
+        yield Case(
+            name=f"{subject.name}, {data}, brim, packed, Liger's kernels",
+            run=partial(_with_liger, subject, data),
+            passes=lambda found: found["losses_apart"] <= found["tolerance"],
+            expects="the losses of padded rows, step by step",
+            needs_s=40 if large else 20,
+        )
     for data in DATA:
         for way in _PEERS:
             yield Case(
@@ -157,6 +166,16 @@ def _brim(subject: Subject, data: str, *, packed: bool) -> Figures:
     steps, figures = _trained(subject, subject.lengths(data), subject.sizes.effective_rows, packed=packed)
     reference = subject.losses.setdefault(data, steps.losses)
     return {**figures, **_agreement(steps.losses, reference, 1e-2 if subject.options.is_cuda else 1e-5)}
+
+
+def _with_liger(subject: Subject, data: str) -> Figures:
+    """Train with Liger's kernels, which stay in the model."""
+    require_liger(subject.options)
+    config, llm = subject.again()
+    kernels = layer_kernels(config.having("model_parameters.kernels", "liger"), lambda: base_model(llm.model).config)
+    assert kernels is not None, "the configuration trains"
+    kernels.use(llm.model)
+    return _brim(subject, data, packed=True)
 
 
 def _full_rows(subject: Subject) -> Figures:

@@ -37,6 +37,7 @@ def random_llm(
 
     folder: an empty one. settings: of brim's configuration. Return it resolved, too.
     """
+    settings = {"model_parameters": {"kernels": "torch"}, **settings}  # what is installed decides nothing unasked
     (folder / "config.json").write_text(json.dumps(architecture), encoding="utf-8")
     given = load_config({"base_model": str(folder), "random_seed": SEED, **settings}).config
     located = locate(str(folder), config_only=True)

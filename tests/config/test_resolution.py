@@ -153,7 +153,7 @@ def test_the_length_of_answers(minimal):
 
 WAITING = {  # for the model, for the plan, for the rows
     "trainer": ["chunked_loss", "batch_size", "eval_batch_size", "gradient_accumulation_steps", "enable_gradient_checkpointing", "packing"],
-    "model_parameters": ["attn_implementation"], "generation": ["engine", "merge_adapter"], "memory": ["budget", "margin"],
+    "model_parameters": ["attn_implementation", "kernels"], "generation": ["engine", "merge_adapter"], "memory": ["budget", "margin"],
     "preprocessing": ["on_bad_row", "on_overlong", "drop_unlearnable"],
 }  # fmt: skip
 

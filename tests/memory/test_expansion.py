@@ -198,6 +198,7 @@ TRAINING = {
     "lora, dropout, whole logits, fp32, accumulated": {"precision": "fp32", "chunked_loss": False, **TWICE, **DROPPED},
     "dora": {**KEPT, **DORA},
     "full, packed, bf16-mixed": {**KEPT, **TWICE, "packing": True},
+    "lora, packed, Liger's kernels": {"precision": "bf16-true", "packing": True, "kernels": "liger", **LORA},
     "4-bit": {"quantization": {"bits": 4}, **KEPT, **LORA},
     "4-bit, fp32, eager": {"quantization": {"bits": 4}, "precision": "fp32", "attention": "eager", **LORA},
     "8-bit dora, fp16, accumulated": {"quantization": {"bits": 8}, "precision": "fp16-mixed", **TWICE, **DORA},

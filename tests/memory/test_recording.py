@@ -203,6 +203,7 @@ def log_of(recording, *parts):
         {"precision": "bf16-mixed", "chunked_loss": True, "effective_batch_size": 2 * ROWS, **LORA},
         {"precision": "bf16-mixed", "chunked_loss": True, "enable_gradient_checkpointing": True, "packing": True},
         {"precision": "bf16-true", "packing": True, **LORA},
+        {"precision": "bf16-mixed", "enable_gradient_checkpointing": True, "kernels": "liger", **LORA},
     ],
     ids=[
         "full",
@@ -211,6 +212,7 @@ def log_of(recording, *parts):
         "lora, two micro-batches",
         "packed, checkpointed",
         "packed, lora",
+        "lora, checkpointed, Liger's kernels",
     ],
 )
 def test_fake_tensors_do_what_real_ones_do(llama, given):

@@ -70,10 +70,10 @@ def workload_of(config, phase, *, target=A100):
 
 
 def training(folder, **given):
-    """A configuration that trains two rows at a time. given: keys of the trainer, or above it; `attention`."""
+    """A configuration that trains two rows at a time. given: keys of the trainer, or above it; `attention`, `kernels`."""
     above = {key: given.pop(key) for key in ("adapter", "precision", "quantization") if key in given}
-    if "attention" in given:
-        above["model_parameters"] = {"attn_implementation": given.pop("attention")}
+    names = {"attention": "attn_implementation", "kernels": "kernels"}
+    above["model_parameters"] = {name: given.pop(key) for key, name in names.items() if key in given}
     trainer = {"type": "finetune", "batch_size": 2, "effective_batch_size": 2, **given}
     return {"base_model": str(folder), "trainer": trainer, **above}
 

@@ -21,8 +21,10 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from brim.memory.cuda import liger_stand_ins
 from brim.models.adapter_function import AdapterFunction, AdapterVariant, use_adapter_function
 from brim.models.dropout import drop_by_row
+from brim.models.kernels import LayerKernels, forms_of
 
 DEMO = Path(__file__).parents[2] / "examples" / "stdlib_code" / "base-model"
 
@@ -55,20 +57,23 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def llama(num_layers, own, dropout):
+def llama(num_layers, own, dropout, kernels=None):
     torch.manual_seed(0)
     sizes = {"hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": 8, "vocab_size": 64}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=num_layers)).to(torch.bfloat16)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=num_layers))
+    if kernels is not None:
+        LayerKernels(forms=forms_of(model), kernels=kernels).use(model)
+    model.to(torch.bfloat16)
     if own is None:
         return model.requires_grad_(False).train()
     return with_adapter(model, own=own, r=RANK, lora_dropout=dropout)
 
 
-def of_a_layer(own, *, dropout=0.05, around=nullcontext):
+def of_a_layer(own, *, dropout=0.05, around=nullcontext, kernels=None):
     """Bytes a token that live after a layer's forward pass, and its operators. own: None is the frozen layer."""
     found = []
     for num_layers in (2, 3):
-        model = llama(num_layers, own, dropout)
+        model = llama(num_layers, own, dropout, kernels)
         x = torch.randn(ROWS, TOKENS, HIDDEN, dtype=torch.bfloat16).requires_grad_()
         with Births() as births, Operators() as operators, around():
             out = model(inputs_embeds=x, use_cache=False)
@@ -91,6 +96,16 @@ def test_a_layer_keeps_each_input_once_and_of_a_product_the_factors():
     assert frozen + inputs + hidden + bits + 2 * INNER == of_a_layer(True, around=hooked)[0] <= 26_500
     assert of_a_layer(False)[0] > 50_000
     assert of_a_layer(True, dropout=0.0) == (frozen + inputs + hidden, run_by_frozen + 4 * PROJECTIONS)
+
+
+def test_with_ligers_kernels_it_keeps_less_and_multiplies_again_still():
+    liger = liger_stand_ins(None)
+    frozen, _ = of_a_layer(None, kernels=liger)
+    # A norm keeps its input and a number; attention what it reads and returns, and a number a head.
+    assert frozen == 2 * (2 * HIDDEN + 4) + (4 * 2 * HIDDEN + 8 * 4) + 2 * 2 * INNER == 13_352
+    inputs, hidden, bits = 2 * 2 * HIDDEN, 2 * RANK * PROJECTIONS, (6 * HIDDEN + INNER) // 8
+    assert of_a_layer(True, kernels=liger)[0] == frozen + inputs + hidden + bits
+    assert of_a_layer(True, kernels=liger, around=hooked)[0] == frozen + inputs + hidden + bits + 2 * INNER
 
 
 def test_layers_that_read_one_tensor_share_its_cast():

@@ -30,7 +30,7 @@ from brim.models import (
     with_stored_quantization,
 )
 from brim.models.folders import ModelFolder, locate, require_floors, without_auto_map
-from brim.models.packing import packing_choice
+from brim.models.kernels import execution_choices
 from brim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -138,11 +138,12 @@ def ask(
     if phase == "generate" and resolution.config.output_features[0].labels:
         resolution = _with_length_of_labels(resolution, folder, trust_remote_code=given.trust_remote_code)
     architecture = read_architecture(folder, trust_remote_code=given.trust_remote_code)
-    layout = packing_choice(resolution.config, lambda: architecture, capability=target.gpu_capability)
-    layouts = () if layout is None else (layout,)
+    resolution = _with_execution(
+        resolution, architecture, target, phase=phase, is_at_hand=device is None and memory_bytes is None
+    )
     return Asked(
-        config=resolution.config if layout is None else resolution.config.having(layout.key, layout.value),
-        choices=(*_own_code(given, folder), *stored_choices(given, folder), *resolution.choices, *layouts),
+        config=resolution.config,
+        choices=(*_own_code(given, folder), *stored_choices(given, folder), *resolution.choices),
         folder=folder,
         architecture=architecture,
         phase=phase,
@@ -161,6 +162,20 @@ def _with_length_of_labels(resolution: Resolution, folder: ModelFolder, *, trust
     except ModelError:
         return resolution
     return with_length_of_labels(resolution, encoder)
+
+
+def _with_execution(
+    resolution: Resolution, architecture: PretrainedConfig, target: Device, *, phase: Phase, is_at_hand: bool
+) -> Resolution:
+    """Return the resolution with the rows' layout and the layers' kernels chosen, where that is open."""
+    config = resolution.config
+    if phase not in ("train", "load"):  # a model that is loaded to be run computes by its own operators
+        config = config.having("model_parameters.kernels", "torch")
+    at_hand = torch.device("cuda") if is_at_hand and torch.cuda.is_available() else None
+    choices = execution_choices(config, lambda: architecture, capability=target.gpu_capability, at_hand=at_hand)
+    for choice in choices:
+        config = config.having(choice.key, choice.value)
+    return replace(resolution, config=config, choices=(*resolution.choices, *choices))
 
 
 def _own_code(config: Config, folder: ModelFolder) -> list[Choice]:

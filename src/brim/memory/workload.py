@@ -17,7 +17,14 @@ from torch.optim import Optimizer
 from brim.config import Choice, accumulates
 from brim.config.schema import Config, FinetuneTrainer, LoraConfig
 from brim.data.tokens import Batch
-from brim.memory.cuda import CudaTarget, as_on_cuda, cuda_temporaries, foreach_as_on_cuda, grouped_mm
+from brim.memory.cuda import (
+    CudaTarget,
+    as_on_cuda,
+    cuda_temporaries,
+    foreach_as_on_cuda,
+    grouped_mm,
+    liger_stand_ins,
+)
 from brim.memory.events import EventStream
 from brim.memory.loading import (
     LoadedTensor,
@@ -31,6 +38,7 @@ from brim.memory.loading import (
 from brim.memory.trace import Recording, Training, Workload, no_temporaries, traceable_optimizer
 from brim.models import LLM, cast_products, equip, precision
 from brim.models.folders import ModelFolder, open_adapter
+from brim.models.kernels import layer_kernels
 from brim.models.loss import next_token_loss, next_token_scores
 from brim.models.packing import PackedAttention, PackedRows, passing
 from brim.storage import sha256
@@ -62,6 +70,7 @@ class ConfigWorkload:
         self._architecture = architecture
         self._target = target
         self._precision = precision(cast(Any, config.precision))
+        self._kernels = layer_kernels(self._config, lambda: architecture, liger_stand_ins(target))
         self._llm: LLM | None = None
         self._loaded: list[LoadedTensor] = []  # of the layers that the last model was built with
         self.choices: tuple[Choice, ...] = ()  # known once the model has been built
@@ -188,7 +197,8 @@ class ConfigWorkload:
         if self._is_frozen and self._precision.autocast_dtype is not None:
             cast_products(model, self._precision.autocast_dtype)
         self._loaded = loaded_tensors(model, arriving_bytes=self._arriving_bytes)
-        self._llm = equip(model, config, self._folder, _CPU, trainable=trainable or self._is_adapted)
+        trains, kernels = trainable or self._is_adapted, self._kernels if trainable else None
+        self._llm = equip(model, config, self._folder, _CPU, trainable=trains, kernels=kernels)
         self.choices = self._llm.choices
         built: nn.Module = self._llm.model.train(trainable)
         return built

@@ -13,12 +13,13 @@ merging and turning adapters off stay its own. Legend: N tokens, I and O feature
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
+from torch.nn.functional import linear, silu
 
 from brim.models.dropout import Mask, mask_of
 
@@ -142,7 +143,7 @@ class AdapterFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         kept, hidden, held, down, up = ctx.saved_tensors
         if kept is None:
-            kept = ctx.product._saved_self * ctx.product._saved_other
+            kept = _PRODUCTS[ctx.product.name()](ctx.product)
         _, needs_x, _, _, needs_down, needs_up, _, _, _ = ctx.needs_input_grad
         flat = grad.reshape(-1, grad.shape[-1]).to(kept.dtype)
         of_x = of_down = of_up = None
@@ -155,8 +156,21 @@ class AdapterFunction(torch.autograd.Function):
             of_down = (of_hidden.t() @ (rows if mask is None else rows * mask)).to(down.dtype)
         if needs_x:
             of_x = of_hidden @ down.to(kept.dtype)
-            of_x = (of_x if mask is None else of_x.mul_(mask)).view(kept.shape).to(ctx.dtype)
+            of_x = (of_x if mask is None else of_x.mul_(mask)).view(*grad.shape[:-1], -1).to(ctx.dtype)
         return grad, of_x, None, None, of_down, of_up, None, None, None
+
+
+def _gated(node: Any) -> Tensor:
+    """Multiply again what Liger's SwiGLU keeps, before it writes the gradients over it."""
+    gate, up = node.saved_tensors
+    return silu(gate).mul_(up)
+
+
+# What multiplied a layer's input, by its node's name.
+_PRODUCTS: dict[str, Callable[[Any], Tensor]] = {
+    "MulBackward0": lambda node: node._saved_self * node._saved_other,
+    "LigerSiLUMulFunctionBackward": _gated,
+}
 
 
 def _is_kept_in_factors(x: Tensor) -> bool:
@@ -166,9 +180,10 @@ def _is_kept_in_factors(x: Tensor) -> bool:
     themselves are asked for them: the product may come out of a checkpoint that does not hold this layer.
     """
     node: Any = x.grad_fn
-    if node is None or node.name() != "MulBackward0" or any(to is None for to, _ in node.next_functions):
+    if node is None or node.name() not in _PRODUCTS or any(to is None for to, _ in node.next_functions):
         return False
-    factors = (getattr(node, f"_raw_saved_{name}", None) for name in ("self", "other"))
+    of_python = getattr(node, "_raw_saved_tensors", None)
+    factors = of_python or [getattr(node, f"_raw_saved_{name}", None) for name in ("self", "other")]
     # A private name, which another release may not have: then the product is kept.
     return all(getattr(factor, "unpack_hook", "unknown") is None for factor in factors)
 

@@ -30,8 +30,9 @@ from brim.models.adapters import add_adapter, attention_choice, is_adapted
 from brim.models.device import Precision, cast_products, precision
 from brim.models.dropout import RowDropout, drop_by_row
 from brim.models.folders import Initialize, ModelFolder
+from brim.models.kernels import LayerKernels, execution_choices, layer_kernels
 from brim.models.loss import LogitHead, NoLogitHead, chunk_rows, logit_head
-from brim.models.packing import PackedAttention, packing_choice
+from brim.models.packing import PackedAttention
 from brim.models.quantization import quantization_for, require_bitsandbytes, settle_layers, without_quantization
 from brim.notes import Note, planned
 from brim.units import format_bytes, format_count, format_parameters
@@ -132,15 +133,25 @@ def load_llm(
     )
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     read = partial(read_architecture, folder, trust_remote_code=config.trust_remote_code)
-    layout = packing_choice(config, read, capability=capability)
-    config = config if layout is None else config.having(layout.key, layout.value)
-    return equip(model, config, folder, device, trainable=trainable)
+    at_hand = device if device.type == "cuda" else None
+    for choice in execution_choices(config, read, capability=capability, at_hand=at_hand, trains=trainable):
+        config = config.having(choice.key, choice.value)
+    kernels = layer_kernels(config, read) if trainable else None
+    return equip(model, config, folder, device, trainable=trainable, kernels=kernels)
 
 
-def equip(model: PreTrainedModel, config: Config, folder: ModelFolder, device: torch.device, *, trainable: bool) -> LLM:
+def equip(
+    model: PreTrainedModel,
+    config: Config,
+    folder: ModelFolder,
+    device: torch.device,
+    *,
+    trainable: bool,
+    kernels: LayerKernels | None = None,
+) -> LLM:
     """Give a base model, whose weights are there, all else that the configuration names.
 
-    Raises as `load_llm` does.
+    kernels: by which its layers compute; None: its own operators. Raises as `load_llm` does.
     """
     _forget_generation_settings(model)
     attention = attention_choice(config.model_parameters.attn_implementation, model)
@@ -149,6 +160,8 @@ def equip(model: PreTrainedModel, config: Config, folder: ModelFolder, device: t
         # transformers renamed the method; versions before that know only the older name.
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
+    if kernels is not None:
+        kernels.use(model)
     if config.adapter is not None and (trainable or config.adapter.pretrained_adapter_weights is not None):
         model = cast(Any, add_adapter(model, config.adapter, seed=config.random_seed, trainable=trainable))
     head, choices = chunked_head(config.trainer.chunked_loss, model)

@@ -34,7 +34,12 @@ _VERBS = {True: "`brim train`", False: "`brim predict`"}
 
 
 # What pip calls the packages.
-_TO_INSTALL = {"flash_attn": "flash-attn", "bitsandbytes": "'brim[quantization]'", "vllm": "vllm"}
+_TO_INSTALL = {
+    "flash_attn": "flash-attn",
+    "bitsandbytes": "'brim[quantization]'",
+    "liger_kernel": "'brim[liger]'",
+    "vllm": "vllm",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +151,13 @@ def _needs(config: Config) -> Iterator[_Need]:
             cuda=True,
             instead="set model_parameters.attn_implementation: auto",
             trains=isinstance(trainer, FinetuneTrainer),
+        )
+    if config.model_parameters.kernels == "liger" and isinstance(trainer, FinetuneTrainer):
+        yield _Need(
+            setting="model_parameters.kernels: liger",
+            package="liger_kernel",
+            cuda=True,
+            instead="set model_parameters.kernels: auto",
         )
     if config.quantization is not None:
         yield _Need(

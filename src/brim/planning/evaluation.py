@@ -51,9 +51,8 @@ def plan_forward(
         beside_bytes=beside_bytes,
         whole_tokens=whole_tokens,
     )
-    layout = request.layout()
-    if layout is not None:
-        request = replace(request, config=config.having(layout.key, layout.value))
+    for choice in request.execution_choices():
+        request = replace(request, config=request.config.having(choice.key, choice.value))
     budget = request.budget()
     request.keep_to(budget)
     try:

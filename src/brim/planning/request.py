@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 from brim.batching import MULTIPLE
@@ -25,7 +26,7 @@ from brim.memory.cuda import CudaTarget
 from brim.memory.devices import Budget, Device, budget_of, device_at_hand, enforce
 from brim.models import LLM, read_architecture
 from brim.models.folders import ModelFolder
-from brim.models.packing import packing_choice
+from brim.models.kernels import execution_choices
 from brim.notes import Say
 from brim.planning.candidates import Task
 from brim.planning.costs import Calibrations, Correction, TracedWorkload, Traces, versions
@@ -133,9 +134,13 @@ class Request:
         if self.config.memory.budget != "auto":
             enforce(budget, self.device)
 
-    def layout(self) -> Choice | None:
-        """Say whether rows are packed; None where nothing is open."""
-        return packing_choice(self.config, lambda: self.architecture, capability=self.device.gpu_capability)
+    def execution_choices(self, *, trains: bool = True) -> tuple[Choice, ...]:
+        """Say whether rows are packed, and by which kernels layers compute, as far as that is open."""
+        capability = self.device.gpu_capability
+        at_hand = torch.device("cuda") if self.is_at_hand and capability is not None else None
+        return execution_choices(
+            self.config, lambda: self.architecture, capability=capability, at_hand=at_hand, trains=trains
+        )
 
     def tracing(self) -> AbstractContextManager[None]:
         """Let one thread trace at a time. Raises UntraceableError for an architecture that cannot be traced."""
@@ -421,8 +426,9 @@ def generation_request(
     )
     if llm is not None:
         return replace(request, config=session.config.having("trainer.packing", llm.packed is not None))
-    layout = request.layout() if request.is_slots else None
-    return request if layout is None else replace(request, config=session.config.having(layout.key, layout.value))
+    for choice in request.execution_choices(trains=False) if request.is_slots else ():
+        request = replace(request, config=request.config.having(choice.key, choice.value))
+    return request
 
 
 def cannot(engine: str, why: str) -> Problem:

@@ -264,6 +264,14 @@ class ModelParameters(Section):
         "`flash_attention_2` needs its package.",
         brim=True,
     )
+    kernels: Literal["auto", "torch", "liger"] = key(
+        "auto",
+        "What norms, gated MLPs and rotary embeddings compute by in training. `liger`: the Triton kernels of the "
+        "package liger-kernel (`pip install 'brim[liger]'`), the same but for rounding, with less in memory, on a GPU "
+        "of compute capability 8.0 or more. `auto`: `liger` where they are installed and agree with PyTorch's "
+        "operators in a trial on the device, else `torch`.",
+        brim=True,
+    )
 
 
 class QuantizationConfig(Section):

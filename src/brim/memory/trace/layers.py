@@ -289,13 +289,15 @@ class _Writer:
         return self._numbers[storage, None] if owner is None else self._like(storage, self._at_the_edge(owner))
 
     def _dying_at_an_end(self, storage: int, segment: Segment, layer: int) -> int:
-        """Find what dies in one of the first or last layers: it belongs to a layer near it.
+        """Find what dies in one of the first or last layers: it belongs to a layer near it, or to the other end.
 
         If it belonged to the middle block farther away, it could be of any middle layer.
         """
         assert segment.layer is not None
         owner = self._owner(storage)
         block = (owner - self._depth.head) // self._depth.period
+        if block > 1 if layer < self._depth.head else block < 0:  # such as a gradient that all layers add to
+            return self._like(storage, self._at_the_edge(owner))
         if block > 0 if layer < self._depth.head else block < 1:
             raise NotUniformError(f"in layer {segment.layer}, something dies of layer {owner}")
         return self._like(storage, layer + owner - segment.layer)

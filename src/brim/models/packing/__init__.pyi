@@ -5,4 +5,4 @@ from .attention import (
     packed_rows as packed_rows,
     passing as passing,
 )
-from .trial import packing_choice as packing_choice, packing_fit as packing_fit
+from .trial import packing_choice as packing_choice, packing_fit as packing_fit, small_model as small_model

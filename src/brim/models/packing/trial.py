@@ -121,7 +121,7 @@ def packing_fit(architecture: PretrainedConfig, *, trust_remote_code: bool = Fal
     try:
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(0)
-            fit = _tried(_small(architecture, trust_remote_code=trust_remote_code))
+            fit = _tried(small_model(architecture, trust_remote_code=trust_remote_code))
         drops = any(vars(architecture.get_text_config()).get(name) for name in _DROPOUTS)
         return replace(fit, drops=drops)
     except Unpackable as error:
@@ -159,8 +159,13 @@ def _tried(model: nn.Module) -> PackingFit:
     return PackingFit(is_fit=True, reason=reason, widths=tuple(sorted(attention.widths)))
 
 
-def _small(architecture: PretrainedConfig, *, trust_remote_code: bool) -> nn.Module:
-    """Build a random model of the configuration, narrower where the architecture allows it, in fp32."""
+def small_model(
+    architecture: PretrainedConfig, *, trust_remote_code: bool, attention: str | None = "sdpa"
+) -> nn.Module:
+    """Build a random model of the configuration, narrower where the architecture allows it, in fp32.
+
+    attention: by transformers' name; None: what the architecture has. Raises Unpackable, or what transformers raises.
+    """
     from transformers import AutoModelForCausalLM
 
     error: Exception | None = None
@@ -171,7 +176,7 @@ def _small(architecture: PretrainedConfig, *, trust_remote_code: bool) -> nn.Mod
                 AutoModelForCausalLM.from_config,
                 config,
                 dtype=torch.float32,
-                attn_implementation="sdpa",
+                attn_implementation=attention,
                 trust_remote_code=trust_remote_code,
             )
             with torch.device("meta"):

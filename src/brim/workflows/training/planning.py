@@ -238,11 +238,11 @@ def plan_of_run(
     Raises InputError naming the rows that do not fit, where batches are partitioned by length.
     """
     request = request_of(session, prepared, course=None if checkpoint is None else checkpoint.state["course"])
-    layout = request.layout()
-    if layout is not None:
-        for line in choice_notes([layout]):
+    choices = request.execution_choices()
+    if choices:
+        for line in choice_notes(choices):
             say(line)
-        session = with_choices(session, [layout])
+        session = with_choices(session, choices)
         request = replace(request, config=session.config)
     request.keep_to(request.budget())
     saved = None if checkpoint is None or replan else _still_holds(request, session, run, checkpoint, say)
@@ -310,6 +310,8 @@ def _still_holds(
     if "cutter" not in checkpoint.state or before.get("memory") != now["memory"]:
         return None
     if any(now["trainer"][key] != {"packing": False, **before["trainer"]}.get(key) for key in _KEYS):
+        return None
+    if now["model_parameters"]["kernels"] != before["model_parameters"].get("kernels", "torch"):
         return None
     checkpointing = now["trainer"]["enable_gradient_checkpointing"]
     if checkpointing not in ("auto", before["trainer"]["enable_gradient_checkpointing"]):

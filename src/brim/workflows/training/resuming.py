@@ -32,7 +32,8 @@ from brim.workflows.runs import flat, read_json
 # Choices that a plan or the model makes, in the order in which a run that is not resumed makes them.
 _SIZES = ("trainer.epochs", "trainer.effective_batch_size")
 _PLANNED = ("trainer.enable_gradient_checkpointing",)
-_KERNELS = ("model_parameters.attn_implementation", "trainer.chunked_loss", "trainer.packing")
+_MODEL = ("model_parameters.attn_implementation", "model_parameters.kernels")
+_KERNELS = (*_MODEL, "trainer.chunked_loss", "trainer.packing")
 
 
 def write_head(
@@ -163,8 +164,8 @@ def _as_before(session: Session, checkpoint: Checkpoint | None, run: RunFolder, 
 
 
 def _settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the settings that the run was begun with; nothing was packed before there was a key for it."""
-    return {"trainer.packing": False, **flat(checkpoint.state["settings"])}
+    """Return the settings that the run was begun with; keys that came later have the value of before."""
+    return {"trainer.packing": False, "model_parameters.kernels": "torch", **flat(checkpoint.state["settings"])}
 
 
 def _unset_sizes(session: Session) -> Iterator[str]:
@@ -203,6 +204,7 @@ _MAY_CHANGE = (
     "backend.",
     "memory.",
     "generation.",
+    "model_parameters.kernels",
     "preprocessing.on_bad_row",  # what is left of the rows is compared, not why
     "preprocessing.on_overlong",
     "preprocessing.drop_unlearnable",
