@@ -48,6 +48,7 @@ def test_a_package_that_is_not_installed(machine):
     machine()
     for override, package, instead in [
         (FLASH, "flash_attn", "set model_parameters.attn_implementation: auto"),
+        ("model_parameters.kernels=liger", "liger_kernel", "set model_parameters.kernels: auto"),
         ("quantization.bits=4", "bitsandbytes", "install it, or leave quantization out"),
         ("trainer.optimizer.type=adamw_8bit", "bitsandbytes", "install it, or set trainer.optimizer.type: adamw"),
         (PAGED, "bitsandbytes", "set trainer.optimizer.type: adamw"),
