@@ -44,9 +44,11 @@ format: $(STAMP)  ## format and sort imports
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Three workers on two cores, since tests wait for processes that they start. Without bytecode on the disk, each worker
+# compiles brim and the tests anew, and each of these processes brim.
 .PHONY: test
 test: lint  ## the whole suite: lint, types, tests
-	$(BIN)/python -m pytest -n 3  # on two cores: tests wait for processes that they start
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3
 
 .PHONY: fuzz
 fuzz: SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d " "))

@@ -219,7 +219,7 @@ def test_the_peak_of_a_probe_is_that_of_its_step():
 
 UNDER_A_LIMIT = """
 # An address space of 256 MiB more than there is after the imports
-import re, resource, torch
+import gc, re, resource, torch
 from torch import nn
 import brim
 from brim.batching.memory import Prober
@@ -239,6 +239,7 @@ def step(size):
     optimizer.zero_grad()
 net(torch.ones(2**18)).sum().backward()
 optimizer.zero_grad()
+gc.freeze()  # each probe collects
 limit = mapped() + 256 * MIB
 resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
 prober = Prober(step, model=net, optimizer=optimizer)

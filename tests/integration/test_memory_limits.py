@@ -101,7 +101,7 @@ def test_predictions_and_evaluations_say_that_they_take_fewer_rows(tiny_base, su
 # Processes that may not have more address space
 
 LIMITED = """
-import ctypes, json, os, resource, sys, threading, warnings
+import ctypes, gc, json, os, resource, sys, threading, warnings
 import numpy as np
 import torch
 from tests.infer.families import GREEDY, ON_CPU, rows_of
@@ -167,6 +167,7 @@ def generate(engine, limit_mib=None, longest=128):
 threading.stack_size(1 << 20)  # an address space of its own, which counts
 torch.manual_seed(0)
 model = LlamaForCausalLM(CONFIG).eval()
+gc.freeze()
 for name, (do, case) in json.loads(sys.argv[1]).items():
     sys.stdout.flush()
     child = os.fork()
