@@ -1,6 +1,12 @@
 from .candidates import rows_of_pack as rows_of_pack, rows_of_shape as rows_of_shape
 from .evaluation import plan_forward as plan_forward
-from .generation import plan_job as plan_job, recut as recut
+from .generation import (
+    cannot as cannot,
+    generation_request as generation_request,
+    plan_job as plan_job,
+    recut as recut,
+    rows_by_hand as rows_by_hand,
+)
 from .plan import (
     Candidate as Candidate,
     ForwardPlan as ForwardPlan,
@@ -14,9 +20,6 @@ from .plan import (
 from .request import (
     GenerationRequest as GenerationRequest,
     PlanRequest as PlanRequest,
-    cannot as cannot,
-    generation_request as generation_request,
-    rows_by_hand as rows_by_hand,
 )
 from .training import keep as keep, plan_run as plan_run
 from .words import (

@@ -8,19 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from brim.infer.engines import CacheCosts, FixedRoom, MemoryRoom, Room, usual_pass_tokens
-from brim.memory import UntraceableError
+from brim.config.schema import Config, FinetuneTrainer
+from brim.errors import ConfigError, Problem
+from brim.infer.engines import (
+    CacheCosts,
+    FixedRoom,
+    MemoryRoom,
+    Room,
+    SlotsEngine,
+    generation_settings,
+    usual_pass_tokens,
+)
+from brim.memory import Asked, UntraceableError
 from brim.memory.closed_form import forward_bound
 from brim.memory.devices import Budget
+from brim.models import LLM
 from brim.notes import Say
 from brim.planning.costs import CacheModel, Correction, PassTimes, SlotsGeneration, StaticGeneration, Traces
 from brim.planning.plan import GenerationPlan, PlannedRows, Source, summarize_lengths
-from brim.planning.request import NOT_TRACED, WORTH_TRACING_S, GenerationRequest
+from brim.planning.request import NOT_TRACED, WORTH_TRACING_S, GenerationRequest, Request
+from brim.session import Session
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _UNTRACED_ROWS = 8  # where nothing is known: a step of eight rows reads the weights once, not eight times
 
@@ -32,6 +47,73 @@ _SETTLED = 2  # rounds: the allocator's overhead depends on the shapes, which de
 
 
 _GROWING = (0.7, 0.85)  # of a cache's columns: the allocator sees windows grow
+
+
+def generation_request(
+    session: Session,
+    lengths: ArrayLike,
+    *,
+    llm: LLM | None = None,
+    beside_bytes: int = 0,
+    fixed_rows: int | None = None,
+    asked: Asked | None = None,
+    is_at_hand: bool = True,
+) -> GenerationRequest:
+    """Return the request of a job that is about to start here, or, with `asked`, of one on the device that it names.
+
+    lengths: tokens of the prompts. beside_bytes: held beside the model. fixed_rows: None: as the trainer says.
+    Raises ConfigError where brim's own engine is asked for and cannot do it.
+    """
+    if asked is None:
+        where = Request.at_hand(session)
+    else:
+        where = {"folder": session.folder, "architecture": asked.architecture, "device": asked.device}
+        where["is_at_hand"] = is_at_hand
+    engine, reason = _engine(session.config, where["architecture"])
+    request = GenerationRequest(
+        **where,
+        config=session.config,
+        lengths=-np.sort(-np.asarray(lengths, dtype=np.int64)),
+        fixed_rows=rows_by_hand(session.config) if fixed_rows is None else fixed_rows,
+        held_bytes=0 if llm is None else llm.held_bytes + beside_bytes,
+        beside_bytes=beside_bytes,
+        engine=engine,
+        engine_reason=reason,
+    )
+    if llm is not None:
+        return replace(request, config=session.config.having("trainer.packing", llm.packed is not None))
+    for choice in request.execution_choices() if request.is_slots else ():
+        request = replace(request, config=request.config.having(choice.key, choice.value))
+    return request
+
+
+def cannot(engine: str, why: str) -> Problem:
+    """Return the problem of an engine that was asked for and does not do what the other keys ask."""
+    return Problem(
+        what=f"generation.engine is {engine}, and {why}", where="generation.engine", fix="set generation.engine: auto"
+    )
+
+
+def _engine(config: Config, architecture: PretrainedConfig) -> tuple[str, str]:
+    """Return which engine a plan is for, and why."""
+    asked = config.generation.engine
+    if asked in ("static", "vllm"):
+        return asked, "generation.engine"
+    settings = generation_settings(config.generation, pad_id=0, end_ids=[0])
+    against = SlotsEngine.why_not(architecture, settings)
+    if asked == "slots" and against:
+        raise ConfigError(cannot(asked, against))
+    return ("static", against) if against else ("slots", _USUAL if asked == "auto" else "generation.engine")
+
+
+_USUAL = "the configuration needs no other"
+
+
+def rows_by_hand(config: Config) -> int | None:
+    """Return the rows that run together as the trainer's section says; None: by the memory."""
+    trainer = config.trainer
+    given = trainer.eval_batch_size if isinstance(trainer, FinetuneTrainer) else trainer.batch_size
+    return given if isinstance(given, int) else None
 
 
 def plan_job(request: GenerationRequest, *, say: Say) -> GenerationPlan:

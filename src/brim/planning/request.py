@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from brim.batching import MULTIPLE
 from brim.config import EFFECTIVE, Choice, ways_given, with_effective_rows
 from brim.config.schema import Config, FinetuneTrainer
 from brim.config.text import dotted
 from brim.data.tokens import TokenRows, rows_of_step
-from brim.errors import ConfigError, Problem
-from brim.infer.engines import MemoryRoom, SlotsEngine, StaticEngine, generation_settings
-from brim.memory import Asked, ConfigWorkload, tracing
+from brim.errors import ConfigError
+from brim.infer.engines import MemoryRoom, StaticEngine, generation_settings
+from brim.memory import ConfigWorkload, tracing
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.cuda import CudaTarget
 from brim.memory.devices import Budget, Device, budget_of, device_at_hand, enforce
-from brim.models import LLM, read_architecture
+from brim.models import read_architecture
 from brim.models.folders import ModelFolder
 from brim.models.kernels import execution_choices
 from brim.notes import Say
@@ -134,13 +134,12 @@ class Request:
         if self.config.memory.budget != "auto":
             enforce(budget, self.device)
 
-    def execution_choices(self, *, trains: bool = True) -> tuple[Choice, ...]:
+    def execution_choices(self) -> tuple[Choice, ...]:
         """Say whether rows are packed, and by which kernels layers compute, as far as that is open."""
         capability = self.device.gpu_capability
         at_hand = torch.device("cuda") if self.is_at_hand and capability is not None else None
-        return execution_choices(
-            self.config, lambda: self.architecture, capability=capability, at_hand=at_hand, trains=trains
-        )
+        options: Any = {"capability": capability, "at_hand": at_hand, "trains": self.trains}
+        return execution_choices(self.config, lambda: self.architecture, **options)
 
     def tracing(self) -> AbstractContextManager[None]:
         """Let one thread trace at a time. Raises UntraceableError for an architecture that cannot be traced."""
@@ -391,70 +390,3 @@ class GenerationRequest(Request):
             "code": source_digest(("infer",)),
             **({"beside": self.beside_bytes} if self.beside_bytes else {}),
         }
-
-
-def generation_request(
-    session: Session,
-    lengths: ArrayLike,
-    *,
-    llm: LLM | None = None,
-    beside_bytes: int = 0,
-    fixed_rows: int | None = None,
-    asked: Asked | None = None,
-    is_at_hand: bool = True,
-) -> GenerationRequest:
-    """Return the request of a job that is about to start here, or, with `asked`, of one on the device that it names.
-
-    lengths: tokens of the prompts. beside_bytes: held beside the model. fixed_rows: None: as the trainer says.
-    Raises ConfigError where brim's own engine is asked for and cannot do it.
-    """
-    if asked is None:
-        where = Request.at_hand(session)
-    else:
-        where = {"folder": session.folder, "architecture": asked.architecture, "device": asked.device}
-        where["is_at_hand"] = is_at_hand
-    engine, reason = _engine(session.config, where["architecture"])
-    request = GenerationRequest(
-        **where,
-        config=session.config,
-        lengths=-np.sort(-np.asarray(lengths, dtype=np.int64)),
-        fixed_rows=rows_by_hand(session.config) if fixed_rows is None else fixed_rows,
-        held_bytes=0 if llm is None else llm.held_bytes + beside_bytes,
-        beside_bytes=beside_bytes,
-        engine=engine,
-        engine_reason=reason,
-    )
-    if llm is not None:
-        return replace(request, config=session.config.having("trainer.packing", llm.packed is not None))
-    for choice in request.execution_choices(trains=False) if request.is_slots else ():
-        request = replace(request, config=request.config.having(choice.key, choice.value))
-    return request
-
-
-def cannot(engine: str, why: str) -> Problem:
-    """Return the problem of an engine that was asked for and does not do what the other keys ask."""
-    return Problem(
-        what=f"generation.engine is {engine}, and {why}", where="generation.engine", fix="set generation.engine: auto"
-    )
-
-
-def _engine(config: Config, architecture: PretrainedConfig) -> tuple[str, str]:
-    """Return which engine a plan is for, and why."""
-    asked = config.generation.engine
-    if asked in ("static", "vllm"):
-        return asked, "generation.engine"
-    settings = generation_settings(config.generation, pad_id=0, end_ids=[0])
-    against = SlotsEngine.why_not(architecture, settings)
-    if asked == "slots" and against:
-        raise ConfigError(cannot(asked, against))
-    return ("static", against) if against else ("slots", _USUAL if asked == "auto" else "generation.engine")
-
-
-_USUAL = "the configuration needs no other"
-
-
-def rows_by_hand(config: Config) -> int | None:
-    """Return the rows that run together as the trainer's section says; None: by the memory."""
-    trainer = config.trainer
-    given = trainer.eval_batch_size if isinstance(trainer, FinetuneTrainer) else trainer.batch_size
-    return given if isinstance(given, int) else None

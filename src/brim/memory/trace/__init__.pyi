@@ -1,15 +1,17 @@
+from .composing import (
+    Binding as Binding,
+    compose_parts as compose_parts,
+    compose_steps as compose_steps,
+    play as play,
+    with_workspaces as with_workspaces,
+)
 from .layers import depth_of_architecture as depth_of_architecture, with_layers as with_layers
 from .operators import DEVICE_OF as DEVICE_OF, attention_flops as attention_flops
 from .optimizer import (
     DYNAMIC_MAP_BYTES as DYNAMIC_MAP_BYTES,
-    Binding as Binding,
     OptimizerRecording as OptimizerRecording,
-    compose_parts as compose_parts,
-    compose_steps as compose_steps,
-    play as play,
     record_optimizer as record_optimizer,
     traceable_optimizer as traceable_optimizer,
-    with_workspaces as with_workspaces,
 )
 from .recorder import (
     Training as Training,
