@@ -51,8 +51,7 @@ def plan_forward(
         beside_bytes=beside_bytes,
         whole_tokens=whole_tokens,
     )
-    for choice in request.execution_choices():
-        request = replace(request, config=request.config.having(choice.key, choice.value))
+    request = request.settled()
     budget = request.budget()
     request.keep_to(budget)
     try:

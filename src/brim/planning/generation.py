@@ -80,11 +80,7 @@ def generation_request(
         engine=engine,
         engine_reason=reason,
     )
-    if llm is not None:
-        return replace(request, config=session.config.having("trainer.packing", llm.packed is not None))
-    for choice in request.execution_choices() if request.is_slots else ():
-        request = replace(request, config=request.config.having(choice.key, choice.value))
-    return request
+    return request.settled() if request.is_slots else request
 
 
 def cannot(engine: str, why: str) -> Problem:
@@ -158,9 +154,7 @@ class _Job:
             prefill_tokens=self._usual_pass_tokens,
             is_slots=is_slots,
         )
-        costs = replace(costs, is_packed=request.is_packed).with_passes_of(
-            costs.prefill_tokens, longest=request.longest
-        )
+        costs = replace(costs, is_packed=self._is_packed).with_passes_of(costs.prefill_tokens, longest=request.longest)
         cap_bytes = self.budget.reserved_bytes
         plan = cut(request, self.budget, costs, _USUAL_PASS, source="closed form", cap_bytes=cap_bytes, times=None)
         time_s = bound.generation_s(request.lengths, costs, traces.speed, rows=plan.rows, is_slots=is_slots)
@@ -212,8 +206,12 @@ class _Job:
         )
 
     @property
+    def _is_packed(self) -> bool:
+        return self.request.is_slots and self.request.multiple > 1
+
+    @property
     def _usual_pass_tokens(self) -> int:
-        return usual_pass_tokens(is_packed=self.request.is_packed, is_cuda=not self.request.device.is_cpu)
+        return usual_pass_tokens(is_packed=self._is_packed, is_cuda=not self.request.device.is_cpu)
 
     def _settled(self, model: CacheModel) -> GenerationPlan:
         """Return the plan under a cap that leaves the allocator what it needs for this very plan."""

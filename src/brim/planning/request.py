@@ -141,6 +141,13 @@ class Request:
         options: Any = {"capability": capability, "at_hand": at_hand, "trains": self.trains}
         return execution_choices(self.config, lambda: self.architecture, **options)
 
+    def settled(self: RequestT) -> RequestT:
+        """Return the request with these choices made."""
+        config = self.config
+        for choice in self.execution_choices():
+            config = config.having(choice.key, choice.value)
+        return replace(self, config=config)
+
     def tracing(self) -> AbstractContextManager[None]:
         """Let one thread trace at a time. Raises UntraceableError for an architecture that cannot be traced."""
         return tracing(self.folder)
@@ -357,11 +364,6 @@ class GenerationRequest(Request):
     def median(self) -> int:
         return int(self.lengths[len(self.lengths) // 2])
 
-    @property
-    def is_packed(self) -> bool:
-        """Return whether prompts are read as one sequence without padding."""
-        return self.is_slots and self.config.trainer.packing is True
-
     @cached_property
     def alone_reason(self) -> str:
         """Return why rows go one by one, where they do."""
@@ -386,7 +388,7 @@ class GenerationRequest(Request):
             "engine": self.engine,
             "beams": generation.num_beams,
             "samples": generation.do_sample,
-            "packed": self.is_packed,
+            "packed": self.multiple > 1,
             "code": source_digest(("infer",)),
             **({"beside": self.beside_bytes} if self.beside_bytes else {}),
         }
