@@ -181,6 +181,7 @@ class Bench:
             device=llm.device,
             precision=llm.precision,
             head=llm.head,
+            packed=llm.packed,
         )
 
     def _generate(self) -> None:

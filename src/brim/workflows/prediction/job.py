@@ -285,7 +285,7 @@ Fingerprint: TypeAlias = dict[str, Any]
 
 
 # Where files are, what the model runs on, how batches are partitioned and what happens to rows that cannot be used. The
-# prompts are compared row by row.
+# prompts are compared row by row. A model that is only run computes by its own operators, whatever it was trained by.
 _NO_RESULT = (
     "dataset",
     "base_model",
@@ -293,6 +293,7 @@ _NO_RESULT = (
     "chat.template",
     "backend.",
     "memory.",
+    "model_parameters.kernels",
     "trainer.",
     "generation.engine",
     "generation.merge_adapter",
