@@ -138,10 +138,7 @@ def with_rows(session: Session, num_rows: int) -> Session:
 
 def choice_notes(choices: Sequence[Choice]) -> list[str]:
     """Return the choices with their reasons: warnings if they decide what is learned, else notes and details."""
-    return [
-        warning(str(choice), topic="configuration") if choice.key in _LEARNED else choice.as_note()
-        for choice in choices
-    ]
+    return [warning(str(each), topic="configuration") if each.key in _LEARNED else each.as_note() for each in choices]
 
 
 def say_nothing(line: str) -> None:

@@ -5,10 +5,12 @@ import torch
 from tests.infer.families import FAMILIES, UNFIT, build, rows_of
 from transformers import AutoConfig, LlamaConfig
 
+from brim.config import load_config
 from brim.data.tokens import collate, pack
 from brim.models.loss import LogitHead, logit_head, next_token_loss, next_token_scores
-from brim.models.packing import PackedAttention, attention as packed, packing_fit
+from brim.models.packing import PackedAttention, attention as packed, packing_choice, packing_fit
 
+TEXTS = {f"{way}_features": [{"name": way, "type": "text"}] for way in ("input", "output")}
 LENGTHS = [9, 30, 1, 4, 17]  # the longest of them beyond every window
 
 
@@ -68,6 +70,22 @@ def test_in_64_bits_they_are_equal_to_the_last_digits_with_checkpoints_and_chunk
     for bins in ([rows], [rows[:2], rows[2:]], [rows[1:2], [rows[0], *rows[2:]]], [[row] for row in rows]):
         parts = [gradient(model, pack(some, pad_id=1), head=head, attention=attention) for some in bins]
         assert apart([sum(each) for each in zip(*parts, strict=True)], whole) < limit
+
+
+def test_a_cpu_packs_where_asked_and_what_cannot_be_had_overrules():
+    def choice(capability=None, *, attention="sdpa", **trainer):
+        base = {"base_model": "x", "model_parameters": {"attn_implementation": attention}, "trainer": trainer}
+        return packing_choice(load_config({**base, **TEXTS}).config, lambda: LlamaConfig(), capability=capability)
+
+    assert choice(packing=False) is None
+    assert choice(packing=True) is None
+    found = choice()
+    assert (found.value, found.overrules) == (False, False)
+    assert "0 to 6% faster" in found.reason
+    for asked in (choice(packing=True, attention="eager"), choice((7, 5), packing=True)):
+        assert (asked.value, asked.overrules, asked.as_note().kind) == (False, True, "note")
+        assert "trainer.packing: False, not as configured (" in str(asked)
+    assert choice((7, 5)).as_note().kind == "detail"
 
 
 def test_a_packed_batch_says_where_each_row_lies_and_is_filled_up():

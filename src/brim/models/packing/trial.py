@@ -40,7 +40,7 @@ def packing_choice(
     if asked is False:
         return None
     if asked == "auto" and capability is None:
-        return Choice(key=_SETTING, value=False, reason="on a CPU rows of like length, padded, are about as fast")
+        return Choice(key=_SETTING, value=False, reason=_ON_A_CPU)
     against, reason = _against(config, capability), ""
     if against is None:
         fit = _fit_of(read(), trust_remote_code=config.trust_remote_code)
@@ -49,6 +49,10 @@ def packing_choice(
     if against is None:
         return None if asked is True else Choice(key=_SETTING, value=True, reason=reason)
     return Choice(key=_SETTING, value=False, reason=against, overrules=asked is True)
+
+
+# docs/decisions/0025-packed-micro-batches.md
+_ON_A_CPU = "on a CPU packed rows were 0 to 6% faster in brim's demo and took twice the memory; true packs them"
 
 
 def _against(config: Config, capability: tuple[int, int] | None) -> str | None:
