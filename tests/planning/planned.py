@@ -81,6 +81,7 @@ def way_costs(**changes):
         costs=COSTS,
         least_bytes=1200,
         state_bytes=100,
+        saved_bytes=150,
         update_s=0.5,
         overhead_bytes=lambda shapes: 0,
         bound_by=lambda shapes: "arithmetic",

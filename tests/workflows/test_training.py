@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.gallery import sums
 from tests.integration.conftest import steps, told
 from tests.workflows.planned_run import assert_same_weights, of, plan_of, settings, stopped, train
@@ -20,6 +21,7 @@ from brim.config import load_config
 from brim.errors import Problem
 from brim.memory import UntraceableError
 from brim.memory.devices import Budget
+from brim.units import format_bytes
 from brim.workflows.training.training import states_in_32_bits
 
 pytestmark = pytest.mark.run
@@ -50,15 +52,23 @@ def assert_same_run(one, other):
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("fp16-mixed", 1e-2)])
 def test_a_budget_decides_the_partition_and_not_the_losses(tiny_base, tmp_path, monkeypatch, precision, tolerance):
-    config = settings(tiny_base, precision=precision)
+    config, notes = settings(tiny_base, precision=precision), []
     whole = train(config, tmp_path / "whole")
     under(monkeypatch, 600_000)
-    small = train(config, tmp_path / "small")
+    small = train(config, tmp_path / "small", said=notes)
     assert sum(of(small, "num_micro_batches")) > sum(of(whole, "num_micro_batches"))
     np.testing.assert_allclose(of(small, "loss"), of(whole, "loss"), rtol=tolerance)
     plan = plan_of(small)["plan"]
     assert plan["budget"]["limit_bytes"] == plan["chosen"]["cap_bytes"] == 600_000
     assert plan["chosen"]["cap_binds"]
+    last = max((small / "checkpoints").iterdir())
+    weights, state = (load_file(last / f"{name}.safetensors") for name in ("model", "optimizer"))
+    saved_bytes = sum(tensor.nbytes for tensor in (*weights.values(), *state.values()))
+    assert plan["saved_bytes"] == saved_bytes - 4 * len(weights)  # Adam's numbers of steps
+    left_bytes = 600_000 - plan["chosen"]["total_bytes"]
+    does = "goes on" if left_bytes >= plan["saved_bytes"] else "stands still"
+    (note,) = (note for note in notes if note.startswith("training ") and "checkpoint is written" in note)
+    assert (note.startswith(f"training {does} while"), f" {format_bytes(left_bytes)} are free" in note) == (True, True)
 
 
 def test_a_run_that_goes_on_keeps_its_plan_and_its_partition_to_the_bit(tiny_base, tmp_path, monkeypatch):

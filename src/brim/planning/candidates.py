@@ -82,6 +82,7 @@ class WayCosts:
     costs: Costs
     least_bytes: int  # allocated whatever the rows are: in the optimizer's own step, or while the weights are loaded
     state_bytes: int  # of the optimizer
+    saved_bytes: int  # of a checkpoint
     update_s: float  # of the optimizer's own step
     overhead_bytes: Callable[[Sequence[Shape]], int]  # reserved beyond allocated, after steps of these shapes
     bound_by: Callable[[Sequence[Shape]], BoundBy]

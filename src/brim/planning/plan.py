@@ -237,6 +237,7 @@ class TrainingPlan:
     advice: tuple[str, ...]  # what would help, and promises that do not hold (dropout)
     from_cache: bool
     state_bytes: int = 0  # of the optimizer, from its first step on; there in every micro-batch after it
+    saved_bytes: int = 0  # of a checkpoint: the trained weights and the optimizer's state; 0: not known
     helps: tuple[str, ...] = ()  # where none fits: what would take less, each with its prediction
     too_long: tuple[LongRow, ...] = ()  # where none fits: the rows that are why, in the order of the source
     total_samples: int = 0  # rows that the run consumes, counted with repetition
@@ -294,6 +295,12 @@ class TrainingPlan:
     def as_dict(self) -> dict[str, Any]:
         """Return the plan for JSON."""
         return asdict(self)
+
+    @property
+    def left_bytes(self) -> int:
+        """Return what the run leaves of the budget, beside the margin; 0 where nothing fits."""
+        taken_bytes = None if self.chosen is None else self.chosen.total_bytes
+        return 0 if taken_bytes is None else self.budget.limit_bytes - self.budget.margin_bytes - taken_bytes
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> TrainingPlan:

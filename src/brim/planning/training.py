@@ -214,6 +214,7 @@ def traced(
         costs=costs,
         least_bytes=max(basics[name] for name in ("static", "first_update", "update", "load")),
         state_bytes=basics["state"],
+        saved_bytes=basics["saved"],
         update_s=update_s,
         overhead_bytes=overhead,
         bound_by=lambda of: time.parts(of).bound_by,
@@ -246,6 +247,7 @@ def _plan(
         advice=_advice(request, chosen, correction),
         from_cache=False,
         state_bytes=0 if taken is None else taken.state_bytes,
+        saved_bytes=0 if taken is None else taken.saved_bytes,
         helps=() if chosen is not None else _helps(request, budget, candidates, known),
         too_long=() if chosen is not None else _too_long(request, candidates, known),
     )

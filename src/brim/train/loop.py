@@ -297,14 +297,14 @@ class Loop:
         job, state = self._job, self.state
         state.loss_scaler = self._scaler.state_dict()
         state.batch_course = self._course.state()
-        of_optimizer, numbers = optimizer_state(job.optimizer)
-        tensors = {"model": trained_weights(job.llm.model), "optimizer": of_optimizer, "random": random_states()}
-        num_bytes = sum(tensor.nbytes for of in tensors.values() for tensor in of.values())
+        weights = trained_weights(job.llm.model)
+        tensors, numbers = optimizer_state(job.optimizer)
+        num_bytes = sum(tensor.nbytes for tensor in (*weights.values(), *tensors.values()))
         beside = beside and num_bytes <= job.copy_room_bytes
         logs = job.sync_logs()
         self._writer.begin(
             state.step,
-            tensors=tensors,
+            tensors={"model": weights, "optimizer": tensors, "random": random_states()},
             state={
                 "train": asdict(state),
                 "optimizer": numbers,

@@ -52,14 +52,14 @@ class TrainingSteps:
     that none begins beside gradients.
 
     What is there whatever the shape: static: bytes before a micro-batch (weights, optimizer state, gradients if steps
-    have several, workspaces); state: the optimizer's part of them; unrecorded: the part that a micro-batch's own trace
-    does not know; first_update, update: the peak of the optimizer's first step, in which its state is born, and of
-    later ones; load: the peak while the weights are loaded; chunk_positions: of a full chunk of the loss, 0 where all
-    logits are there at once.
+    have several, workspaces); state: the optimizer's part of them; saved: of a checkpoint, that and the weights that
+    train; unrecorded: the part that a micro-batch's own trace does not know; first_update, update: the peak of the
+    optimizer's first step, in which its state is born, and of later ones; load: the peak while the weights are loaded;
+    chunk_positions: of a full chunk of the loss, 0 where all logits are there at once.
     """
 
     names: tuple[Names, Names] = (
-        ("static", "state", "unrecorded", "first_update", "update", "load", "chunk_positions", "update"),
+        ("static", "state", "saved", "unrecorded", "first_update", "update", "load", "chunk_positions", "update"),
         _OF_PASS,
     )
 
@@ -116,9 +116,11 @@ class TrainingSteps:
         static_bytes = int(live[parts[last].start - 1])
         recorded = traces.live_bytes(recording.stream)[recording.parts[_last_part(recording)][0] - 1]
         unrecorded_bytes = static_bytes - int(recorded)
+        state_bytes = unrecorded_bytes - _workspace_bytes(stream)
         numbers = {
             "static": static_bytes,
-            "state": unrecorded_bytes - _workspace_bytes(stream),
+            "state": state_bytes,
+            "saved": state_bytes + sum(math.prod(each.shape) * each.dtype.itemsize for each in recording.trained),
             "unrecorded": unrecorded_bytes,
             "first_update": int(live[parts["step 1: optimizer"]].max()),
             "update": int(live[parts["step 2: optimizer"]].max()),

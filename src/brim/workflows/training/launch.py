@@ -30,11 +30,12 @@ from brim.batching.memory import (
     peak_meter,
     standing_for,
 )
-from brim.errors import OutOfMemoryError
+from brim.config.schema import MemoryConfig
+from brim.errors import ConfigError, OutOfMemoryError
 from brim.memory.closed_form import counted_state_bytes
-from brim.memory.devices import Budget
+from brim.memory.devices import Budget, budget_of, cpu_device
 from brim.models import LLM
-from brim.notes import Say
+from brim.notes import Note, Say
 from brim.planning import Candidate, PlanRequest, TrainingPlan, rows_of_pack, rows_of_shape, training_words
 from brim.planning.costs import corrected
 from brim.train import MicroBatchPass, Peak
@@ -55,6 +56,12 @@ class Launched:
     saved: Mapping[str, Any] | None = None  # plan.json's content, where the run continues as it was planned
 
     @property
+    def plan_in_force(self) -> TrainingPlan | None:
+        """Return the plan that the run was begun with, where it continues; None where the architecture has none."""
+        saved = None if self.saved is None else self.saved["plan"]
+        return self.plan if saved is None else TrainingPlan.from_dict(saved)
+
+    @property
     def record(self) -> Mapping[str, Any]:
         """Return what plan.json keeps of it."""
         if self.saved is not None:
@@ -72,6 +79,34 @@ class Launched:
         peaks = [(predicted, measured) for predicted, measured in seen if measured is not None]
         outside_bytes = _outside_bytes(device)
         self.request.calibrations.learn(peaks, static_bytes=costs.static_bytes, outside_bytes=outside_bytes)
+
+
+def room_for_copy(plan: TrainingPlan | None, *, is_cpu: bool) -> int:
+    """Return what a copy of a checkpoint may take of this machine's memory; 0 where the plan does not tell its size.
+
+    is_cpu: training takes that memory, too.
+    """
+    if plan is None or not plan.saved_bytes:
+        return 0
+    try:
+        host = budget_of(MemoryConfig(), cpu_device(), is_at_hand=True)
+    except ConfigError:  # nothing is left
+        return 0
+    if is_cpu:
+        return max(plan.left_bytes - max(plan.budget.limit_bytes - host.limit_bytes, 0), 0)
+    return host.reserved_bytes // 2  # PyTorch pins blocks whose sizes are powers of two
+
+
+def saving_note(plan: TrainingPlan | None, room_bytes: int) -> Note:
+    """Say whether training goes on while a checkpoint is written. room_bytes: what `room_for_copy` gave."""
+    stands = "training stands still while a checkpoint is written"
+    if plan is None or not plan.saved_bytes:
+        return Note(f"{stands}: whether a copy of it fits into memory is not known before the run", topic="memory")
+    sizes = f"{format_bytes(plan.saved_bytes)} of this machine's memory, {format_bytes(room_bytes)} are free for it"
+    if plan.saved_bytes > room_bytes:
+        return Note(f"{stands}: a copy of it would take {sizes}", topic="memory")
+    told = f"training goes on while a checkpoint is written from a copy, which takes {sizes}"
+    return Note(told, kind="detail", topic="memory")
 
 
 def _outside_bytes(device: torch.device) -> int | None:

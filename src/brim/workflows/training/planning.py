@@ -31,7 +31,7 @@ from brim.session import Session, choice_notes, with_choices, with_length_of_lab
 from brim.train import Checkpoint, RunFolder, RunLength
 from brim.units import format_count
 from brim.workflows.runs import read_json
-from brim.workflows.training.launch import Launched, launch
+from brim.workflows.training.launch import Launched, launch, room_for_copy, saving_note
 from brim.workflows.training.resuming import with_plan_of
 
 
@@ -95,8 +95,11 @@ def plan(
 def _as_of_now(plan: TrainingPlan, request: PlanRequest) -> Iterator[str]:
     """Say that the run may choose another effective batch, where free memory alone bounds it.
 
-    On a CPU what the process itself takes counts, and the one that trains takes more than the one that plans.
+    On a CPU what the process itself takes counts, and the one that trains takes more than the one that plans; so does
+    the copy that is made of a checkpoint.
     """
+    if plan.chosen is not None and request.device.is_cpu:
+        yield saving_note(plan, room_for_copy(plan, is_cpu=True))
     size = plan.effective_batch_size
     most = min(len(request.rows), request.trainer.max_batch_size or len(request.rows))
     if request.is_sized_by_memory and plan.chosen is not None and size < most:

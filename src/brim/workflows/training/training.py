@@ -44,7 +44,7 @@ from brim.workflows.runs import (
     template_texts,
     with_day_of_run,
 )
-from brim.workflows.training.launch import Launched
+from brim.workflows.training.launch import Launched, room_for_copy, saving_note
 from brim.workflows.training.planning import plan_of_run, rows_note
 from brim.workflows.training.resuming import as_begun, where_it_stands, write_head
 
@@ -123,22 +123,27 @@ def train(
         length = launched.request.length
         write_head(run, session, prepared, length, launched.record, checkpoint=checkpoint)
         say.keep_in(run, step=state.step)
+        plan, is_cpu = launched.plan_in_force, launched.request.device.is_cpu
+        room_bytes = room_for_copy(plan, is_cpu=is_cpu)
+        say(saving_note(plan, room_bytes))
+        copy_bytes = plan.saved_bytes if plan is not None and is_cpu and plan.saved_bytes <= room_bytes else 0
         logs = RunLogs(run, observer, mark=checkpoint.state["logs"]["metrics"] if checkpoint else None)
         evaluated = _splits(trainer, prepared, *(["train"] if trainer.evaluate_training_set else []), "validation")
         in_the_end = _splits(trainer, prepared, "validation", "test")
         splits = {name: prepared.splits[name] for name in dict.fromkeys((*evaluated, *in_the_end))}
-        # All evaluations share one limit on rows, with the optimizer's state beside them; training has another.
+        # All evaluations share one limit on rows, with the optimizer's state beside them, and on a CPU the copy that a
+        # checkpoint is written from; training has another.
         score = scorer(
             llm,
             session,
             splits,
-            beside_bytes=counted_state_bytes(trainer, llm.model),
+            beside_bytes=counted_state_bytes(trainer, llm.model) + copy_bytes,
             say=say,
             on_smaller=lambda smaller: logs.observers.write({"step": state.step, **smaller.record()}),
         )
         store = CheckpointStore(run.checkpoints)
         evaluate = (lambda: score(evaluated)) if evaluated else None
-        loop = _loop(session, launched, llm, prepared.splits["train"], state, evaluate, store, logs)
+        loop = _loop(session, launched, llm, prepared.splits["train"], state, evaluate, store, logs, room_bytes)
         # Weights, and states, that keep more bits than were asked for.
         experts = unquantised_experts(llm.model) if session.config.quantization is not None else None
         states = states_in_32_bits(trainer.optimizer, [p for p in llm.model.parameters() if p.requires_grad])
@@ -177,6 +182,7 @@ def _loop(
     evaluate: Callable[[], dict[str, dict[str, float]]] | None,
     store: CheckpointStore,
     logs: RunLogs,
+    room_bytes: int,
 ) -> Loop:
     """Build the loop over these rows as it was planned."""
     job = build_job(
@@ -191,6 +197,7 @@ def _loop(
         store=store,
         observer=logs.observers,
         sync_logs=logs.sync,
+        copy_room_bytes=room_bytes,
     )
     return Loop(job, state)
 
