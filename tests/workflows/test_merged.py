@@ -111,7 +111,7 @@ def test_in_16_bits_weights_come_back_too(run, pays, computed, sums_file, overri
 def test_what_is_not_merged_is_told_with_its_reason(run, computed, sums_file, monkeypatch):
     model = brim.Model.load(run)
     _, note = predicted(model, sums_file)
-    assert note.endswith("(responses have up to 240 tokens, and it pays from 8,192 on)")
+    assert note.endswith("(responses have up to 240 tokens, and it pays from 16,384 on)")
     monkeypatch.setattr(module, "_WORTH_TOKENS", 1)
     with monkeypatch.context() as patched:
         patched.setattr(Divergence, "LEAST", 0.0)

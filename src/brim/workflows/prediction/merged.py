@@ -1,6 +1,6 @@
 """Merge the adapter into the base's weights while responses are generated, where that pays and changes nothing much.
 
-A step of generation computes little for each token, so that the adapter's small products cost a tenth to a third of it.
+A step of generation computes little for each token, so that the adapter's small products cost up to a third of it.
 Merged, they cost nothing, but the sum is rounded to the base's dtype: in fp32 by as much as another batch would change
 scores, in 16 bits by more. So the two models are compared on the ends of prompts first, by the measure and the limit of
 `brim export --merge`, while each layer makes its merged weight anew.
@@ -32,8 +32,8 @@ from brim.units import format_bytes, format_count
 _KEY = "generation.merge_adapter"
 
 
-# Of responses, at most. Comparing and merging take as long as some 2,000 tokens save: see docs/engines.md.
-_WORTH_TOKENS = 8192
+# Of responses, at most. Comparing and merging take as long as 600 to 9,000 tokens save: see docs/engines.md.
+_WORTH_TOKENS = 16_384
 
 
 _PROBE_ROWS, _PROBE_TOKENS = 4, 32  # the ends of so many prompts; all logits of them are in memory, twice
