@@ -24,8 +24,8 @@ from brim.memory.closed_form.trained import (
     lora_tensors,
     optimizer_state,
 )
-from brim.memory.workload import stored_dtype
 from brim.models.adapters import add_adapter
+from brim.models.folders import ModelFolder
 from brim.models.loss import chunk_rows
 
 MODELS = Path(__file__).parents[2] / "benchmarks" / "data" / "memory" / "models"
@@ -75,7 +75,11 @@ def test_what_a_config_json_may_say():
         read_architecture({"model_type": "llama", **SMALL, "num_hidden_layers": None})
     in_two_bytes = [{"torch_dtype": "float16"}, {"dtype": "torch.bfloat16"}, {"dtype": None, "torch_dtype": "float16"}]
     for config in [*in_two_bytes, {"text_config": {"dtype": "float16"}}, {}]:
-        assert stored_bytes(config) == stored_dtype(SimpleNamespace(config=config)).itemsize == (2 if config else 4)
+        assert (
+            stored_bytes(config)
+            == ModelFolder.stored_dtype.fget(SimpleNamespace(config=config)).itemsize
+            == (2 if config else 4)
+        )
 
 
 ROWS, TOKENS = 2, 32

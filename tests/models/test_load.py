@@ -4,6 +4,7 @@ import importlib.util
 import json
 import shutil
 import warnings
+from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
@@ -12,12 +13,13 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import make_llama, make_tokenizer
 from tests.messages import refused
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from brim.config import DeviceFacts, load_config, resolve
 from brim.errors import BrimError, ModelError
 from brim.models import load_base, load_llm, no_library_warnings
 from brim.models.folders import locate
+from brim.models.loss import LogitHead, logit_head
 
 CPU = torch.device("cpu")
 
@@ -125,6 +127,46 @@ def test_too_little_memory_is_no_damaged_folder(folder, monkeypatch):
         assert caught.value.exit_code == 1
         words = f"{folder}: the memory of this machine is too small for the base model\n  fix: set quantization: {{bits: 4}}"
         assert str(caught.value).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys", "is_placed"),
+    [
+        ({}, {}, True),
+        ({}, {"dtype": torch.bfloat16}, True),
+        ({}, {"products_dtype": torch.float32}, True),
+        ({}, {"products_dtype": torch.bfloat16}, False),  # weights would be on the device twice
+        ({"model_type": "mixtral"}, {}, False),  # whose experts are joined
+        ({}, {"initialize": "random"}, False),
+    ],
+)
+def test_weights_that_stay_as_they_are_read_go_straight_to_a_gpu(folder, monkeypatch, changes, keys, is_placed):
+    """The device's name is CUDA's, until transformers is asked."""
+    change_config(folder, **changes)
+    asked = []
+
+    def loading(name, **settings):
+        asked.append(settings.pop("device_map", None))
+        return original(name, **settings, **({"device_map": {"": "cpu"}} if asked[-1] else {}))
+
+    original = AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loading)
+    monkeypatch.setattr(PreTrainedModel, "to", lambda model, device: model)
+    how = {"initialize": "pretrained", "dtype": None, "attn_implementation": "sdpa", "seed": 0, **keys}
+    with nullcontext() if changes == {} else pytest.raises(ModelError):  # the weights are not a Mixtral's
+        found, expected = (
+            load_base(locate(str(folder)), trust_remote_code=False, device=torch.device(kind), **how)
+            for kind in ("cuda", "cpu")
+        )
+    assert [each for each in asked if each] == [{"": "cuda"}] * is_placed
+    if changes == {}:
+        for mine, theirs in ((found.parameters(), expected.parameters()), (found.buffers(), expected.buffers())):
+            for one, other in zip(mine, theirs, strict=True):
+                assert one.dtype == other.dtype
+                assert torch.equal(one, other)
+        assert found.lm_head.weight is found.model.embed_tokens.weight
+        assert not any(hasattr(module, "_hf_hook") for module in found.modules())
+        assert isinstance(logit_head(found), LogitHead)
 
 
 IDS = torch.arange(20).reshape(2, 10)

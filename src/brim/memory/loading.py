@@ -225,9 +225,8 @@ def bias_bytes(model: nn.Module) -> dict[str, int]:
     }
 
 
-# moved: read on the CPU, then `model.to(device)`, as brim does with weights that are not quantised.
-# placed: read tensor by tensor onto the device (`device_map`), as transformers does with weights stored quantised.
-# quantized: placed in 16 or 32 bits, and quantised there.
+# moved: made on the CPU, then `model.to(device)`. placed: read tensor by tensor onto the device (`device_map`).
+# quantized: placed in 16 or 32 bits, and quantised there. Which it is says `ModelFolder.stays_as_read`.
 LoadKind: TypeAlias = Literal["moved", "placed", "quantized"]
 
 
@@ -286,8 +285,8 @@ def load_events(
 
     tensors: in the model's order. device_bytes: the device's memory, which bounds the block that transformers takes and
     frees before it places weights, so that the allocator need not ask for memory weight by weight; has_warmup: whether
-    it does. Weights are read in one thread, as transformers does while it quantises; of stored quantised weights, which
-    four threads read ahead, the order is one of those possible.
+    it does. Weights are read in one thread, as transformers does while it quantises; of weights that stay as they are
+    read, which four threads read ahead, the order is one of those possible.
     """
     loading = _Loading(stream)
     mine = [tensor for tensor in tensors if not tensor.tied]

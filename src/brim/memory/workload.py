@@ -226,7 +226,7 @@ class ConfigWorkload:
 
     @property
     def _weights_dtype(self) -> torch.dtype:
-        return self._precision.weights_dtype(frozen=self._is_frozen) or stored_dtype(self._folder)
+        return self._precision.weights_dtype(frozen=self._is_frozen) or self._folder.stored_dtype
 
     @property
     def _arriving_bytes(self) -> int | None:
@@ -248,9 +248,12 @@ class ConfigWorkload:
 
     @property
     def _load_kind(self) -> LoadKind:
-        if self._config.quantization is None:
+        if self._config.quantization is not None:
+            return "placed" if self._folder.is_quantised else "quantized"
+        if not self.has_cuda or self._config.initialize == "random":
             return "moved"
-        return "placed" if self._folder.is_quantised else "quantized"
+        products_dtype = self._precision.autocast_dtype if self._is_frozen else None
+        return "placed" if self._folder.stays_as_read(self._weights_dtype, products_dtype) else "moved"
 
     def _all_loaded(self, recording: Recording) -> list[LoadedTensor]:
         """Return the tensors of all layers."""
@@ -354,17 +357,6 @@ def full_pack(rows: int, tokens: int) -> Batch:
         num_rows=rows,
     )
     return replace(padded, input_ids=padded.input_ids.view(1, -1), num_logits=num_tokens, packed=packed)
-
-
-def stored_dtype(folder: ModelFolder) -> torch.dtype:
-    """Return the dtype that the weights are stored in, by config.json; fp32 where it does not say."""
-    text = folder.config.get("text_config")
-    for section in (folder.config, text if isinstance(text, dict) else {}):
-        name = section.get("dtype") or section.get("torch_dtype")
-        found = getattr(torch, str(name).removeprefix("torch."), None)
-        if isinstance(found, torch.dtype):
-            return found
-    return torch.float32
 
 
 def _without_weights(config: Config) -> Config:

@@ -224,6 +224,8 @@ def load_base(
         from transformers import Mxfp4Config
 
         settings["quantization_config"] = Mxfp4Config(dequantize=True)
+    elif device.type == "cuda" and initialize == "pretrained" and folder.stays_as_read(dtype, products_dtype):
+        settings["device_map"] = {"": str(device)}
     try:
         with lazy.importing():
             from transformers import AutoModelForCausalLM, PreTrainedModel  # noqa: F401 - which loading asks for

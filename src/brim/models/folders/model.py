@@ -10,10 +10,13 @@ import importlib.metadata
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from brim.errors import InputError, ModelError, Problem
 from brim.models.folders.untrusted import TOKENIZER_BYTES, read_json, refusals, require_plain_files
+
+if TYPE_CHECKING:
+    import torch
 
 FLOORS = {
     "transformers": ((5, 3), "earlier ones could be made to run a model's code unasked"),
@@ -89,6 +92,33 @@ class ModelFolder:
         """
         stored = self.config.get(QUANTIZATION)
         return isinstance(stored, dict) and stored.get("quant_method") == "mxfp4"
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """Return the dtype that the weights are stored in, by config.json; fp32 where it does not say."""
+        import torch
+
+        text = self.config.get("text_config")
+        for section in (self.config, text if isinstance(text, dict) else {}):
+            name = section.get("dtype") or section.get("torch_dtype")
+            found = getattr(torch, str(name).removeprefix("torch."), None)
+            if isinstance(found, torch.dtype):
+                return found
+        return torch.float32
+
+    def stays_as_read(self, dtype: torch.dtype | None, products_dtype: torch.dtype | None) -> bool:
+        """Return whether a weight that is read is one that the model holds, in these dtypes (see `load_base`).
+
+        Such weights go to a GPU one by one. Others, which are cast or joined there, would be there twice, and nobody
+        knows beforehand how many at once, since threads read ahead: they are made on the CPU, and moved.
+        """
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+        from transformers.core_model_loading import WeightConverter
+
+        if self.comes_in_mxfp4 or products_dtype not in (None, dtype or self.stored_dtype):
+            return False
+        conversions = get_checkpoint_conversion_mapping(self.config.get("model_type")) or []
+        return not any(isinstance(each, WeightConverter) for each in conversions)
 
     @property
     def skipped_modules(self) -> list[str] | None:
