@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from brim.config.schema import LoraConfig
 from brim.errors import ModelError
-from brim.models import is_adapted, own_dropout
+from brim.models import is_adapted
 from brim.models.adapters import add_adapter
 from brim.models.dropout import drop_by_row
 
@@ -177,15 +177,6 @@ def test_biases_train_in_fp32_and_come_back_as_they_were(tmp_path, kind, bias_ty
     edit_config(bias="none")(tmp_path)
     with pytest.raises(ModelError, match=r"no layer takes .*\.bias"):
         add_adapter(tiny(kind, dtype), again.model_copy(update={"bias_type": "none"}), seed=0, trainable=True)
-
-
-def test_the_base_models_own_dropout():
-    gpt2 = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
-    for family, expected in {"llama": {}, "gpt2": gpt2, "opt": {"dropout": 0.1}, "phi3": {}, "falcon": {}}.items():
-        assert own_dropout(AutoConfig.for_model(family).to_dict()) == expected
-    # Of the text part, and not of other heads.
-    text = {"attention_dropout": 0.2, "resid_pdrop": 0.0, "classifier_dropout": 0.3, "hidden_dropout": None}
-    assert own_dropout({"dropout": 0, "text_config": text}) == {"attention_dropout": 0.2}
 
 
 LENGTHS = [5, 9, 3, 7, 9, 1]

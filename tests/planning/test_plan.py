@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from tests.planning.hand_made import hand_made_plan, plan_that_adapts, plan_that_does_not_fit, plan_that_moves
+from transformers import AutoConfig
 
 from brim.config import load_config
 from brim.planning import TrainingPlan, rows_of_pack, rows_of_shape
 from brim.planning.plan import summarize_lengths
-from brim.planning.training import dropout_notes
+from brim.planning.training import dropout_notes, own_dropout
 
 
 def test_a_plan_comes_back_from_json_also_from_before_batches_moved():
@@ -95,3 +96,12 @@ def test_notes_of_dropout():
     assert own.startswith("the base model has dropout of its own (attn_pdrop 0.1, embd_pdrop 0.25), which trainer.")
     (alone,) = notes(None, base={"dropout": 0.1})
     assert alone.startswith("the base model has dropout of its own (dropout 0.1): partitioned differently")
+
+
+def test_the_base_models_own_dropout():
+    gpt2 = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
+    for family, expected in {"llama": {}, "gpt2": gpt2, "opt": {"dropout": 0.1}, "phi3": {}, "falcon": {}}.items():
+        assert own_dropout(AutoConfig.for_model(family).to_dict()) == expected
+    # Of the text part, and not of other heads.
+    text = {"attention_dropout": 0.2, "resid_pdrop": 0.0, "classifier_dropout": 0.3, "hidden_dropout": None}
+    assert own_dropout({"dropout": 0, "text_config": text}) == {"attention_dropout": 0.2}

@@ -8,7 +8,6 @@ from .device import (
     pick_device as pick_device,
     precision as precision,
 )
-from .dropout import own_dropout as own_dropout
 from .load import (
     LLM as LLM,
     LOADING_ERRORS as LOADING_ERRORS,

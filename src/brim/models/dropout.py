@@ -1,17 +1,17 @@
 """Draw an adapter's dropout, so that it can be drawn again: from PyTorch's generator, or by row.
 
 An adapter's dropout is drawn for each row by itself where that is asked for, so that it does not depend on the rows
-beside it, nor on the layout of the batch. The dropout that a base model brings with it is read from its configuration.
+beside it, nor on the layout of the batch.
 Legend: B rows, T tokens of the longest, N tokens, D features.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -255,25 +255,3 @@ def _not_by_row(name: str, x: Tensor, rows: _Rows) -> ModelError:
         expected=f"{rows.shape[0]} × {rows.shape[1]} × features: rows × tokens × features",
         fix="set trainer.dropout_by_row: false or adapter.dropout: 0, or leave the layer out of adapter.target_modules",
     )
-
-
-# As transformers' configurations name them: attention_dropout, resid_pdrop, hidden_dropout_prob, dropout_rate, …
-_ENDINGS = ("dropout", "pdrop", "dropout_prob", "dropout_p", "dropout_rate")
-
-
-# Of heads that a language model does not have.
-_OF_OTHER_HEADS = {"classifier_dropout", "classifier_dropout_prob", "summary_first_dropout", "final_dropout"}
-
-
-def own_dropout(settings: Mapping[str, Any]) -> dict[str, float]:
-    """Return name and rate of each dropout that is active in training.
-
-    settings: config.json with the architecture's defaults (`PretrainedConfig.to_dict`).
-    """
-    text = settings.get("text_config")
-    merged = {**settings, **(text if isinstance(text, Mapping) else {})}
-    return {
-        name: float(value)
-        for name, value in merged.items()
-        if name.endswith(_ENDINGS) and name not in _OF_OTHER_HEADS and isinstance(value, int | float) and value > 0
-    }

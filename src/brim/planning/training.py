@@ -20,7 +20,6 @@ from brim.config.schema import Config, FinetuneTrainer
 from brim.memory import what_helps
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.devices import Budget, cpu_device, devices
-from brim.models import own_dropout
 from brim.models.folders import open_adapter
 from brim.notes import Say, status
 from brim.planning.candidates import WayCosts, candidate, choose, verified_strategy, ways
@@ -346,3 +345,25 @@ def dropout_notes(config: Config, base: Mapping[str, Any]) -> Iterator[str]:
     if own:
         by_row = ", which trainer.dropout_by_row leaves as it is" if trainer.dropout_by_row else ""
         yield f"the base model has dropout of its own ({own}){by_row}: {_ALIKE}"
+
+
+# As transformers' configurations name them: attention_dropout, resid_pdrop, hidden_dropout_prob, dropout_rate, …
+_ENDINGS = ("dropout", "pdrop", "dropout_prob", "dropout_p", "dropout_rate")
+
+
+# Of heads that a language model does not have.
+_OF_OTHER_HEADS = {"classifier_dropout", "classifier_dropout_prob", "summary_first_dropout", "final_dropout"}
+
+
+def own_dropout(settings: Mapping[str, Any]) -> dict[str, float]:
+    """Return name and rate of each dropout that is active in training.
+
+    settings: config.json with the architecture's defaults (`PretrainedConfig.to_dict`).
+    """
+    text = settings.get("text_config")
+    merged = {**settings, **(text if isinstance(text, Mapping) else {})}
+    return {
+        name: float(value)
+        for name, value in merged.items()
+        if name.endswith(_ENDINGS) and name not in _OF_OTHER_HEADS and isinstance(value, int | float) and value > 0
+    }
