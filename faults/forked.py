@@ -38,7 +38,8 @@ _LONGEST_S = 300.0  # what takes a second may take a minute beside others
 _PRELOADED = (  # beside all of brim
     "transformers.models.llama.modeling_llama", "transformers.generation", "peft.tuners.lora.bnb",
     "peft.utils.transformers_weight_conversion", "datasets", "pyarrow.parquet", "pyarrow.csv",
-    "rich.progress", "numpy.ctypeslib", "pandas.core.methods.to_dict", "pydantic.dataclasses",
+    "tensorboardX.event_file_writer", "tensorboardX.proto.summary_pb2", "rich.progress", "numpy.ctypeslib",
+    "pandas.core.methods.to_dict", "pydantic.dataclasses",
 )  # fmt: skip
 
 

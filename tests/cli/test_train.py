@@ -209,8 +209,9 @@ def test_a_run_that_goes_on_prints_no_more_verbose_prints_all_and_python_as_the_
 
 
 @pytest.mark.run
-def test_train_prints_its_result_alone_and_tells_json(brim, project):
+def test_train_prints_its_result_alone_and_tells_json(brim, project, monkeypatch):
     people = brim(*TRAIN, "trainer.train_steps=2", code=0)
+    monkeypatch.setattr("brim.train.logs.find_spec", lambda name: None)  # without tensorboardX
     programs = brim(*TRAIN[:-1], "two", "trainer.train_steps=2", "--json")
     told = json.loads(programs.out)
     metrics, rows = told.pop("metrics"), {"train": 28, "validation": 4, "test": 8}
@@ -221,6 +222,8 @@ def test_train_prints_its_result_alone_and_tells_json(brim, project):
     assert re.findall(r"(\w+): loss ([\d.]+),", people.out) == figures
     assert people.out.endswith("next    brim evaluate new --against-base\n")
     assert "step 2  validation: loss " in programs.err
+    assert [(project / name / "tensorboard").exists() for name in ("new", "two")] == [True, False]
+    assert "no TensorBoard files are written: pip install 'brim[tensorboard]'" in notes(project, "two")
 
 
 @pytest.mark.run

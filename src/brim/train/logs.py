@@ -9,21 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import struct
 import time
-from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from importlib.util import find_spec
 from pathlib import Path
-from socket import gethostname
 from typing import IO, Any, TypedDict
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from brim.batching import MicroBatch
 from brim.models import peak_bytes
@@ -224,29 +218,37 @@ class TensorBoardLog:
     """Write each field as a scalar `<split>/<field>`, of an evaluation of the training rows `train_evaluation/<field>`.
 
     Other events are left to metrics.jsonl. Raises WriteError where the file cannot be written. Records wait for others:
-    by itself, between passes of the model, each takes four times as long. The file is written here, since that takes a
-    fourth of tensorboardX's time, whose SummaryWriter would wait for ever once the disk is full.
+    by itself, between passes of the model, each takes four times as long. tensorboardX's SummaryWriter is not used: it
+    writes in a thread, which ends when the disk is full, and the run would wait for ever.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._file: IO[bytes] | None = None
+        self._writer: Any = None
         self._synced_at_s = 0.0
         self._waiting: list[tuple[float, Record]] = []  # each with its time of day
 
+    @property
+    def is_there(self) -> bool:
+        """Say whether tensorboardX, an extra of brim, is installed; else nothing is written."""
+        return find_spec("tensorboardX") is not None
+
     def start(self, *, first_step: int, total_steps: int | None, total_samples: int) -> None:
-        now = time.time()
+        if not self.is_there:
+            return
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import SessionLog
+
         with self._writing():
             make_folder(self._folder)
             # Numbered: names count in seconds, and a session that starts in the same second would write over the other.
             number = len(list(self._folder.glob("events.*")))
-            self._file = (self._folder / f"events.out.tfevents.{int(now)}.{gethostname()}.{number}").open("wb")
-            self._file.write(_event(now, 0, _FILE_VERSION, b"brain.Event:2"))
-            # Hides what an interrupted session wrote after the checkpoint that this one continues.
-            self._file.write(_event(now, first_step + 1, _SESSION_LOG, _STARTED))
+            self._writer = EventsWriter(str(self._folder / "events"), f".{number}")
+        # Hides what an interrupted session wrote after the checkpoint that this one continues.
+        self._add(wall_time=time.time(), step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, record: Record) -> None:
-        if "split" not in record and record["event"] != "point":
+        if self._writer is None or ("split" not in record and record["event"] != "point"):
             return
         self._waiting.append((time.time(), {**record}))
         if time.monotonic() - self._synced_at_s > _SHOWN_WITHIN_S:
@@ -256,31 +258,42 @@ class TensorBoardLog:
 
     def sync(self) -> None:
         """Return once all events are on the disk."""
-        if self._file is None:
+        if self._writer is None:
             return
         self._write_waiting()
         with self._writing():
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self._writer.flush()
         self._synced_at_s = time.monotonic()
 
     def close(self) -> None:
-        if self._file is None:
+        if self._writer is None:
             return
         try:
-            self.sync()
+            self._write_waiting()
         finally:
-            file, self._file = self._file, None
+            writer, self._writer = self._writer, None
             with self._writing():
-                file.close()
+                writer.close()
 
     def _write_waiting(self) -> None:
-        assert self._file is not None, "write before start"
+        from tensorboardX.proto.summary_pb2 import Summary
+
         waiting, self._waiting = self._waiting, []
-        # One event a record: each has its price.
-        events = [_event(wall_time, record["step"], _SUMMARY, _scalars(record)) for wall_time, record in waiting]
+        for wall_time, record in waiting:
+            group = _group(record)
+            scalars = [
+                Summary.Value(tag=f"{group}/{name}", simple_value=value)
+                for name, value in record.items()
+                if name not in _NOT_SCALARS and isinstance(value, (int, float))
+            ]
+            # One event a record: each has its price.
+            self._add(wall_time=wall_time, step=record["step"], summary=Summary(value=scalars))
+
+    def _add(self, **content: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
         with self._writing():
-            self._file.write(b"".join(events))
+            self._writer.write_event(Event(**content))
 
     def _writing(self) -> AbstractContextManager[None]:
         return writing("the TensorBoard file", self._folder)
@@ -290,83 +303,3 @@ def _group(record: Record) -> str:
     if "split" not in record:
         return str(record["event"])
     return f"{record['split']}_evaluation" if "event" in record else str(record["split"])
-
-
-# TensorBoard's files are TFRecords of protocol buffers (TensorFlow's event.proto and summary.proto), of which a log
-# needs few: these fields of an Event, and as the content of the last one that a session has started.
-_FILE_VERSION, _SUMMARY, _SESSION_LOG = 3, 5, 7
-_STARTED = b"\x08\x01"
-
-
-def _event(wall_time: float, step: int, field: int, content: bytes) -> bytes:
-    """Return a TFRecord of an Event that has this field."""
-    event = b"\x09" + struct.pack("<d", wall_time) + b"\x10" + _varint(step) + _field(field, content)
-    return _framed_length(len(event)) + event + _masked_crc(event)
-
-
-def _scalars(record: Record) -> bytes:
-    """Return a Summary of what a record has in numbers."""
-    group = _group(record)
-    return b"".join(
-        _before_value(f"{group}/{name}") + array("f", (value,)).tobytes()  # infinity where it is too large
-        for name, value in record.items()
-        if name not in _NOT_SCALARS and isinstance(value, (int, float))
-    )
-
-
-@lru_cache(maxsize=1024)
-def _before_value(tag: str) -> bytes:
-    """Return all of a scalar in a Summary but its four bytes, which come last."""
-    content = _field(1, tag.encode()) + b"\x15"
-    return b"\x0a" + _varint(len(content) + 4) + content
-
-
-def _field(number: int, content: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(content)) + content
-
-
-def _varint(number: int) -> bytes:
-    """Return seven bits a byte, the lowest first; all but the last byte have the eighth bit."""
-    digits = []
-    while number > 0x7F:
-        digits.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*digits, number])
-
-
-@lru_cache(maxsize=1024)
-def _framed_length(num_bytes: int) -> bytes:
-    length = struct.pack("<Q", num_bytes)
-    return length + _masked_crc(length)
-
-
-def _masked_crc(content: bytes) -> bytes:
-    crc = _crc32c(content)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-_BLOCK_BYTES = 512
-
-
-def _crc32c(content: bytes) -> int:
-    """Return the CRC-32C (RFC 3720). What a byte adds goes by its distance from the end: a table for each has it."""
-    crc = 0xFFFFFFFF
-    for start in range(0, len(content), _BLOCK_BYTES):
-        block = np.frombuffer(content[start : start + _BLOCK_BYTES], dtype=np.uint8).astype(np.intp)
-        block[:4] ^= np.frombuffer(struct.pack("<I", crc), dtype=np.uint8)[: len(block)]
-        places, tables = _crc_tables()
-        added = tables.take(places[-len(block) :] + block)
-        crc = int(np.bitwise_xor.reduce(added)) ^ crc >> 8 * len(block)
-    return crc ^ 0xFFFFFFFF
-
-
-@cache
-def _crc_tables() -> tuple[NDArray[np.intp], NDArray[np.uint32]]:
-    """Return where the table of each position of a block begins, and all tables: what each of 256 bytes adds there."""
-    last = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        last = last >> 1 ^ (last & 1) * np.uint32(0x82F63B78)
-    tables = [last]
-    for _ in range(_BLOCK_BYTES - 1):
-        tables.append(tables[-1] >> 8 ^ last[tables[-1] & 0xFF])
-    return 256 * np.arange(_BLOCK_BYTES), np.concatenate(tables[::-1])

@@ -275,7 +275,9 @@ def states_in_32_bits(settings: OptimizerConfig, parameters: Sequence[torch.nn.P
 
 
 def _on_logs(logs: RunLogs, run: RunFolder) -> Iterator[Note]:
-    """Yield a line on a log that is not what it was."""
+    """Yield lines on a log that is not written, and on one that is not what it was."""
+    if not logs.tensorboard.is_there:
+        yield Note("no TensorBoard files are written: pip install 'brim[tensorboard]'", kind="detail")
     if logs.metrics.was_damaged:
         damaged = f"{run.metrics.name} is not what it was when the checkpoint was written"
         yield warning(f"{damaged}: lines were changed or lost", topic="run")
