@@ -10,6 +10,7 @@ import torch
 from tests.workflows.test_prediction_job import begun
 
 import brim
+from brim.errors import OutputError
 from brim.infer.engines import SlotsEngine, StaticEngine
 from brim.infer.metrics import Divergence
 from brim.memory.devices import budget as at_hand_budget
@@ -139,7 +140,7 @@ def test_what_was_begun_merged_goes_on_merged(run, pays, computed, sums_file, tm
     path = tmp_path / "p.csv"
     begun(brim.Model.load(run), sums_file, path)
     monkeypatch.setattr(module, "_WORTH_TOKENS", 10**9)
-    with pytest.raises(brim.OutputError, match="the adapter was merged when it began"):
+    with pytest.raises(OutputError, match="the adapter was merged when it began"):
         brim.Model.load(run).predict(sums_file, output=path, resume=True, generation={"merge_adapter": False})
     brim.Model.load(run).predict(sums_file, output=path, resume=True)
     assert computed == [False, False]
