@@ -7,6 +7,7 @@ import peft
 import pytest
 import torch
 from safetensors import safe_open
+from tests.infer.families import build
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GPT2Config, GPT2LMHeadModel
 
 from brim.config.schema import LoraConfig
@@ -213,6 +214,23 @@ def test_weights_that_are_merged_for_a_while_come_back_to_the_bit(tiny_base, ada
     with merge.done(keeps=False):
         pass
     assert torch.equal(model(IDS).logits, expected(IDS).logits)
+
+
+def test_what_is_tried_shows_where_a_model_reads_weights_by_itself():
+    base = build("jamba").eval()  # its time steps: by dt_proj.weight and dt_proj.bias, past PEFT's layer
+    model = add_adapter(base, LoraConfig(type="lora", target_modules=["dt_proj"]), seed=0, trainable=True).eval()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.copy_(torch.randn(weight.shape))
+        merge, unmerged = PassingMerge(model), model(IDS).logits
+        with merge.tried():
+            tried = model(IDS).logits
+        with merge.done(keeps=True):
+            done = model(IDS).logits
+    assert torch.equal(tried, done)
+    assert not torch.allclose(tried, unmerged, atol=0.1)
 
 
 @pytest.mark.parametrize(

@@ -136,15 +136,20 @@ class _AsMerged(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Return the base's own, whose dtype a model may ask for."""
-        return cast(Tensor, cast(Any, self._layer).get_base_layer().weight)
+        """Return the merged one, with which some models compute by themselves, past the layer and its adapter."""
+        return _merged_weight(cast("LoraLayer", self._layer), self._adapter)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the base's layer has: a model may ask for its bias, or for its sizes."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(cast(Any, super().__getattr__("_layer")).get_base_layer(), name)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Call the base's layer with the merged weight."""
-        layer = cast("LoraLayer", self._layer)
-        return functional_call(
-            layer.get_base_layer(), {"weight": _merged_weight(layer, self._adapter)}, inputs, options
-        )
+        original = cast("LoraLayer", self._layer).get_base_layer()
+        return functional_call(original, {"weight": self.weight}, inputs, options)
 
 
 def _merged_weight(layer: LoraLayer, adapter: str) -> Tensor:
