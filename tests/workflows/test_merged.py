@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -150,3 +151,13 @@ def test_what_was_begun_merged_goes_on_merged(run, pays, computed, sums_file, tm
     brim.Model.load(run).predict(sums_file, output=other, resume=True)
     assert computed[2:] == [True, True]
     assert path.read_bytes() == other.read_bytes()
+
+
+def test_what_fails_before_the_first_row_has_the_weights_put_back_at_once(run, pays, sums_file, monkeypatch):
+    model = brim.Model.load(run)
+    before = state(model)
+    monkeypatch.setattr(planning.GenerationPlan, "as_dict", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        model.predict(sums_file)
+    assert caught.tb is not None  # as a notebook keeps the last error, and with it what was merged
+    assert state(model).keys() == before.keys()

@@ -370,16 +370,16 @@ class Generation:
             merged = stack.enter_context(adapter_merged(llm, session, prompts, is_spent=is_spent, say=say))
             beside_bytes = merged.beside_bytes
             self._engine, plan = planned_engine(llm, merged.session, prompts, beside_bytes=beside_bytes, say=say)
-            self._merged = stack.pop_all()
-        self._budget = plan.budget
-        say(status("generating", is_planned=True))
-        self.about = {
-            "engine": self._engine.name,
-            "merge_adapter": merged.is_merged,
-            "rows_at_once": plan.rows_at_most,
-            "predicted_peak_bytes": plan.total_bytes,
-            "plan": plan.as_dict(),
-        }
+            self._budget = plan.budget
+            say(status("generating", is_planned=True))
+            self.about = {
+                "engine": self._engine.name,
+                "merge_adapter": merged.is_merged,
+                "rows_at_once": plan.rows_at_most,
+                "predicted_peak_bytes": plan.total_bytes,
+                "plan": plan.as_dict(),
+            }
+            self._merged = stack.pop_all()  # the last: whatever fails before has the weights put back
 
     def __enter__(self) -> Generation:
         return self
