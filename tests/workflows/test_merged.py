@@ -15,6 +15,7 @@ from brim.errors import OutputError
 from brim.infer.engines import SlotsEngine, StaticEngine
 from brim.infer.metrics import Divergence
 from brim.memory.devices import budget as at_hand_budget
+from brim.models import merging
 from brim.planning import generation as planning
 from brim.workflows.prediction import merged as module
 from brim.workflows.prediction.job import JobFolder
@@ -161,3 +162,30 @@ def test_what_fails_before_the_first_row_has_the_weights_put_back_at_once(run, p
         model.predict(sums_file)
     assert caught.tb is not None  # as a notebook keeps the last error, and with it what was merged
     assert state(model).keys() == before.keys()
+
+
+@pytest.mark.parametrize("most", [0, 4 * module._PROBE_ROWS + 2])  # weights: while it is compared, and while it is done
+def test_where_memory_runs_out_over_a_merge_the_adapter_stays_beside_its_base(
+    run, pays, computed, sums_file, monkeypatch, most
+):
+    model = brim.Model.load(run)
+    before, made = state(model), []
+    flags = [weight.requires_grad for weight in model._weights().model.parameters()]
+    merged_weight = merging._merged_weight
+
+    def runs_out(layer, adapter):
+        if len(made) == most:
+            raise torch.OutOfMemoryError("out of memory")
+        made.append(layer)
+        return merged_weight(layer, adapter)
+
+    monkeypatch.setattr(merging, "_merged_weight", runs_out)
+    _, note = predicted(model, sums_file)
+    assert re.fullmatch(r"generation\.merge_adapter: False \(memory ran out while it was .*\)", note)
+    assert computed == [True]
+    assert all(torch.equal(weight, before[name]) for name, weight in state(model).items())
+    assert [weight.requires_grad for weight in model._weights().model.parameters()] == flags
+    made.clear()
+    if most:
+        with pytest.raises(brim.OutOfMemoryError, match="memory ran out while it was merged"):
+            model.predict(sums_file, keep_weights=False)

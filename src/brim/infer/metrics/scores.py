@@ -89,8 +89,13 @@ class Runner:
         adapted: Any = model
         if any(settings.bias != "none" for settings in adapted.peft_config.values()):
             return None
-        with adapted.disable_adapter():
-            return Divergence.between(before, self.logits(model, rows, precision)).mean_kl
+        flags = [(weight, weight.requires_grad) for weight in adapted.parameters()]
+        try:
+            with adapted.disable_adapter():
+                return Divergence.between(before, self.logits(model, rows, precision)).mean_kl
+        finally:
+            for weight, is_trained in flags:  # PEFT lets all of the adapter's learn
+                weight.requires_grad_(is_trained)
 
     def logits(self, model: nn.Module, rows: TokenRows, precision: Precision) -> Iterator[Tensor]:
         """Yield logits [S, V], fp32 in main memory, of the supervised tokens, batch by batch in the order of the rows.

@@ -12,16 +12,17 @@ nothing will be computed with them any more.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, cast
 
 import numpy as np
 
+from brim.batching.memory import OutOfMemory, attempt, free_caches
 from brim.config import Choice
 from brim.data.tokens import TokenRow, TokenRows
-from brim.errors import InputError
+from brim.errors import InputError, OutOfMemoryError
 from brim.infer.metrics import Divergence, Runner
 from brim.models import LLM, PassingMerge, is_adapted
 from brim.notes import Note, Say, status
@@ -53,22 +54,41 @@ def adapter_merged(llm: LLM, session: Session, prompts: TokenRows, *, is_spent: 
     """Merge the model's adapter for as long as the context lasts, or not; a note says which and why.
 
     is_spent: nothing will be computed with the weights afterwards; they are left merged.
-    Raises InputError where `generation.merge_adapter` is true and it cannot be done.
+    Raises InputError where `generation.merge_adapter` is true and it cannot be done, and OutOfMemoryError where memory
+    runs out over it and the weights are overwritten already.
     """
     if session.config.generation.merge_adapter is False or not is_adapted(llm.model):
         yield Merged(session=session)
         return
     say(status("merging the adapter"))
+    llm.model.eval()  # while PEFT's layers are in it, too
     merge = PassingMerge(cast(Any, llm.model))
     as_base = replace(session, config=session.config.having("adapter", None))
     choice = _choice(merge, llm, session, as_base, prompts, is_spent=is_spent)
-    say(Note(str(choice), kind="detail"))
-    if not choice.value:
-        yield Merged(session=session)
-        return
     kept_bytes = 0 if is_spent else merge.kept_bytes
-    with merge.done(keeps=not is_spent):
-        yield Merged(session=as_base, is_merged=True, beside_bytes=kept_bytes)
+    with ExitStack() as stack:
+        if choice.value:
+            done = attempt(lambda: stack.enter_context(merge.done(keeps=not is_spent)))
+            if isinstance(done, OutOfMemory):
+                choice = _given_up(done, is_open=not is_spent and session.config.generation.merge_adapter == "auto")
+        say(Note(str(choice), kind="detail"))
+        if choice.value:
+            yield Merged(session=as_base, is_merged=True, beside_bytes=kept_bytes)
+        else:
+            yield Merged(session=session)
+
+
+def _given_up(failure: OutOfMemory, *, is_open: bool) -> Choice:
+    """Return the choice not to merge. Raises OutOfMemoryError where it was asked for, or weights are overwritten."""
+    free_caches()
+    what = f"memory ran out while it was merged: {failure.message}"
+    if is_open:
+        return Choice(key=_KEY, value=False, reason=what)
+    raise OutOfMemoryError(
+        what=f"{_KEY}: {what}",
+        where=_KEY,
+        fix=f"set {_KEY}: false, and write to another output where a prediction began with merged weights",
+    )
 
 
 def _choice(
@@ -90,7 +110,10 @@ def _choice(
     kept = "" if is_spent else f"; {format_bytes(merge.kept_bytes)} are kept to put the weights back"
     if against or not is_open:
         return Choice(key=_KEY, value=not against, reason=against or f"as asked{kept}")
-    found, limit = _compared(merge, llm, session, prompts)
+    try:
+        found, limit = _compared(merge, llm, session, prompts)
+    except OutOfMemoryError as error:
+        return Choice(key=_KEY, value=False, reason=f"memory ran out while it was compared: {error.problems[0].what}")
     is_close = found.mean_kl <= limit  # not of NaN
     moved = f"predictions move by {found.mean_kl:.2g} nats a token, the limit is {limit:.2g}"
     return Choice(key=_KEY, value=is_close, reason=moved + kept * is_close)
@@ -120,7 +143,6 @@ def _compared(merge: PassingMerge, llm: LLM, session: Session, prompts: TokenRow
     """Return how far the merged model is from the unmerged one, and how far it may be."""
     how = Runner(pad_id=session.encoder.pad_id, batch_rows=1, device=llm.device)
     rows = TokenRows.from_rows([_end_of(row) for row in islice(prompts, _PROBE_ROWS)])
-    llm.model.eval()
     before = list(how.logits(llm.model, rows, llm.precision))
     adapter_kl = how.adapter_kl(llm.model, rows, llm.precision, before=before)
     with merge.tried():
