@@ -345,7 +345,7 @@ def test_vllm_writes_a_jobs_responses_without_brims_own_weights(session_of, tiny
     assert engines.made[-1].args.max_num_seqs == 5
 
 
-def test_vllm_is_taken_on_a_gpu_that_has_it_unless_something_is_against_it(session_of, monkeypatch):
+def test_vllm_is_taken_on_a_gpu_that_has_it_unless_something_is_against_it(session_of, monkeypatch, tmp_path):
     install(monkeypatch, lambda prompt, params: [7])
     left_open = {"max_new_tokens": 3, "do_sample": False}
 
@@ -365,6 +365,11 @@ def test_vllm_is_taken_on_a_gpu_that_has_it_unless_something_is_against_it(sessi
         assert engine == "auto"
         assert reason in line
     assert chosen(generation={**left_open, "engine": "slots"}) == ("slots", [])
+    monkeypatch.delitem(sys.modules, "vllm")
+    (tmp_path / "vllm.py").write_text("raise RuntimeError('operator nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    engine, (line,) = chosen()
+    assert (engine, line) == ("auto", "generation.engine: auto (vLLM cannot be imported: operator nms does not exist)")
     monkeypatch.setitem(sys.modules, "vllm", None)
     assert chosen() == ("auto", [])
 

@@ -186,7 +186,7 @@ def _explained() -> Iterator[None]:
 def _import_vllm() -> Any:
     try:
         import vllm
-    except ImportError as error:
+    except Exception as error:  # whatever its extensions raise where they do not fit this torch
         raise InputError(
             what=f"vLLM cannot be imported: {error}",
             where=_WHERE,
