@@ -232,6 +232,18 @@ def test_on_a_terminal_there_is_a_bar():
     assert "step 2  validation: loss 1.2500, perplexity 3.490, token accuracy 0.5000" in text
 
 
+def test_what_stands_behind_the_bar_stays_where_it_is():
+    """Without colours, rich draws what is done of a bar alone."""
+    bar = module._Bar(lambda: module.Shown(head="step", text="loss"), total=8, console=module.Console(file=Terminal()))
+    places = set()
+    for done in range(9):
+        bar.shown = lambda done=done: module.Shown(head="step", text="loss", done=done)
+        bar.console.file = Terminal()
+        bar.console.print(*bar.get_renderables())
+        places.add(bar.console.file.getvalue().index("loss"))
+    assert places == {len("step ") + 24 + 1}
+
+
 def test_a_step_is_put_into_words_only_where_it_is_drawn(monkeypatch):
     """A step of a small model takes as long as its words did; the bar is drawn twice a second."""
     amounts = []

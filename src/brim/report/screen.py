@@ -152,14 +152,16 @@ class _Line:
         texts = [cell for cell in self.cells if isinstance(cell, Text)]
         left = options.max_width - sum(text.cell_len + 1 for text in texts)
         room = options.update(width=max(left, 0))
-        line = Text(" ").join(
-            cell
-            if isinstance(cell, Text)
-            else Text.assemble(*((part.text, part.style or "") for part in console.render(cell, room)))
-            for cell in self.cells
-        )
+        line = Text(" ").join(cell if isinstance(cell, Text) else _drawn(cell, console, room) for cell in self.cells)
         line.truncate(options.max_width, overflow="ellipsis")
         yield from line.render(console)
+
+
+def _drawn(bar: RenderableType, console: Console, room: ConsoleOptions) -> Text:
+    """Return a bar at its full width: without colours, rich draws what is done of it alone."""
+    drawn = Text.assemble(*((part.text, part.style or "") for part in console.render(bar, room)))
+    drawn.pad_right(max(console.measure(bar, options=room).maximum - drawn.cell_len, 0))
+    return drawn
 
 
 def _columns(*, has_total: bool) -> tuple[ProgressColumn, ...]:
