@@ -484,6 +484,25 @@ def test_a_write_that_fails_beside_training_ends_it_and_both_errors_are_told(tmp
     assert_same([again.train()], clean(**THREE))
 
 
+def test_no_thread_writes_when_the_run_has_ended_however_often_it_is_interrupted(tmp_path, monkeypatch):
+    """It would write without the lock on the run's folder."""
+    run = Run(tmp_path, **THREE)
+    goes_on, wait, interruptions = threading.Event(), checkpoint_module.wait, [KeyboardInterrupt] * 3
+
+    def waits(futures):
+        if interruptions:
+            raise interruptions.pop()
+        goes_on.set()
+        return wait(futures)
+
+    save = run.store.save
+    monkeypatch.setattr(run.store, "save", lambda step, **what: goes_on.wait(60) and save(step, **what))
+    monkeypatch.setattr(checkpoint_module, "wait", waits)
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    assert (interruptions, run.newest().step) == ([], 2)
+
+
 @pytest.mark.parametrize("is_scarce", [False, True])
 def test_rows_at_fault_are_all_that_there_are_where_looking_for_them_runs_out_of_memory(
     tmp_path, clean, monkeypatch, is_scarce

@@ -207,11 +207,21 @@ class CheckpointWriter:
         future.result()
 
     def close(self) -> None:
-        """Wait for the thread, however the run has ended, and let go of the copies."""
-        if self._future is not None:
-            wait([self._future])
-        self._future, self._save = None, lambda: None
+        """Wait for the thread, however the run has ended, and let go of the copies.
+
+        Ctrl-C is heard once it has ended: a thread that goes on would write without the lock on the run's folder.
+        """
+        interruption = None
+        while self._future is not None:
+            try:
+                wait([self._future])
+                self._future = None
+            except KeyboardInterrupt as error:
+                interruption = error
+        self._save = lambda: None
         self._copies.clear()
+        if interruption is not None:
+            raise interruption
 
     def _copied(self, tensors: TensorFiles) -> TensorFiles:
         """Copy tensors to the host: those of a GPU into pinned memory, where no copy waits for the one before."""
