@@ -224,6 +224,14 @@ def test_shapes_that_are_about_alike_are_simulated_once():
     assert most_demanding([(1, 130), (1, 129)]) == [(1, 130)]
 
 
+def test_a_checkpoint_has_states_that_are_paged_which_the_gpu_s_allocator_has_not(tmp_path, monkeypatch):
+    monkeypatch.setattr("brim.memory.trace.optimizer._LEAST_PAGED", 1000)
+    kinds = [f"{where}adamw_8bit" for where in ("", "paged_")]
+    gpu, paged = (shapes_of(tmp_path, device="t4", optimizer={"type": kind}).basics for kind in kinds)
+    assert paged["state"] < gpu["state"]
+    assert paged["saved"] == gpu["saved"]
+
+
 TRAINER = {"trainer": {"type": "finetune", "batch_size": 1, "effective_batch_size": 32, "chunked_loss": False}}
 WORKLOADS = {
     "train": (TrainingSteps, TRAINER, [(2, 500), (7, 120)], 32),

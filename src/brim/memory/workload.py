@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,7 @@ from brim.memory.loading import (
     warmup_bytes,
     with_loading,
 )
-from brim.memory.trace import Recording, Training, Workload, no_temporaries, traceable_optimizer
+from brim.memory.trace import Recording, Training, Workload, no_temporaries, paged_bytes, traceable_optimizer
 from brim.models import LLM, cast_products, equip, precision
 from brim.models.folders import ModelFolder, open_adapter
 from brim.models.kernels import layer_kernels
@@ -122,6 +122,10 @@ class ConfigWorkload:
     def has_chunked_loss(self) -> bool:
         """Return whether the model that was built last computes its loss in chunks."""
         return self._llm is not None and self._llm.head is not None
+
+    def paged_bytes(self, num_elements: Iterable[int]) -> int:
+        """Return what the optimizer's states of weights of so many elements take outside the device's allocator."""
+        return paged_bytes(self._config.finetune_trainer.optimizer, num_elements)
 
     def training(self) -> Workload:
         """Return the workload of an optimizer step."""

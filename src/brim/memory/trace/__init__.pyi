@@ -10,6 +10,7 @@ from .operators import DEVICE_OF as DEVICE_OF, attention_flops as attention_flop
 from .optimizer import (
     DYNAMIC_MAP_BYTES as DYNAMIC_MAP_BYTES,
     OptimizerRecording as OptimizerRecording,
+    paged_bytes as paged_bytes,
     record_optimizer as record_optimizer,
     traceable_optimizer as traceable_optimizer,
 )

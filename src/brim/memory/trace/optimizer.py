@@ -355,4 +355,12 @@ def state_tensors(rule: StateRule, num_elements: int) -> tuple[StateTensor, ...]
     return tuple(states)
 
 
+def paged_bytes(settings: OptimizerConfig, num_elements: Iterable[int]) -> int:
+    """Return what the states of weights of so many elements take outside the caching allocator."""
+    rule = state_rule(settings)
+    if rule is None:
+        return 0
+    return sum(state.num_bytes for each in num_elements for state in state_tensors(rule, each) if state.paged)
+
+
 DYNAMIC_MAP_BYTES = 256 * 4  # fp32: create_dynamic_map, functional.py

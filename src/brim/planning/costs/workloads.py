@@ -117,10 +117,14 @@ class TrainingSteps:
         recorded = traces.live_bytes(recording.stream)[recording.parts[_last_part(recording)][0] - 1]
         unrecorded_bytes = static_bytes - int(recorded)
         state_bytes = unrecorded_bytes - _workspace_bytes(stream)
+        trained = [(each, math.prod(each.shape)) for each in recording.trained]
+        weight_bytes = sum(size * each.dtype.itemsize for each, size in trained)
+        # Pages are the machine's memory, and no part of the plan's; a checkpoint has what is in them.
+        paged_bytes = self.config.paged_bytes(size for each, size in trained if each.gradient is not None)
         numbers = {
             "static": static_bytes,
             "state": state_bytes,
-            "saved": state_bytes + sum(math.prod(each.shape) * each.dtype.itemsize for each in recording.trained),
+            "saved": state_bytes + paged_bytes + weight_bytes,
             "unrecorded": unrecorded_bytes,
             "first_update": int(live[parts["step 1: optimizer"]].max()),
             "update": int(live[parts["step 2: optimizer"]].max()),
