@@ -26,8 +26,7 @@ from brim.memory.devices import budget as at_hand_budget
 from brim.models import load_llm
 from brim.planning import Unplanned, evaluation as forward_planning, plan_forward, scoring_lines
 from brim.planning.costs.time import TELLING_BYTES
-from brim.planning.generation import plan_job
-from brim.planning.request import generation_request
+from brim.planning.generation import generation_request, plan_job
 from brim.session import open_session, say_nothing
 from brim.workflows.prediction import launch as engine_choice
 from brim.workflows.prediction.launch import planned_engine, proven, vllm_engine, with_engine
