@@ -525,3 +525,12 @@ def test_large_files_are_known_by_size_and_samples_of_all_parts(tmp_path, monkey
     for at in (0, 19, 140, 159, 980, 999):
         file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         assert module._digest_of_file(file) != known
+
+
+def test_another_engine_than_the_one_that_began_is_told(model, sums_file, tmp_path):
+    path, said = tmp_path / "p.csv", []
+    begun(model, sums_file, path)
+    sittings = JobFolder(path).sittings
+    sittings.write_text(sittings.read_text().replace('"engine": "slots"', '"engine": "vllm"', 1))  # as if on a GPU
+    model.predict(sums_file, output=path, resume=True, say=said.append)
+    assert "generation.engine was vllm when it began, and is auto now, which may round otherwise" in map(str, said)

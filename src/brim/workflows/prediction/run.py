@@ -212,7 +212,12 @@ class _Work:
             return []
         num_rows, num_done = len(self._asked.keys), self.responses.num_done
         lines = [f"continuing: {num_done:,} of {num_rows:,} rows are done"]
-        before = max((line.get("num_input_rows", 0) for line in self._job.sittings()), default=0)
+        sittings = self._job.sittings()
+        engine = self._session.config.generation.engine
+        begun = next((line["about"]["engine"] for line in sittings if line["event"] == "begins"), engine)
+        if "vllm" in (begun, engine) and begun != engine:
+            lines.append(f"generation.engine was {begun} when it began, and is {engine} now, which may round otherwise")
+        before = max((line.get("num_input_rows", 0) for line in sittings), default=0)
         if 0 < before < num_rows:
             lines.append(f"the data has grown since, from {before:,} to {format_count(num_rows, 'row')}")
         num_gone = len(self._job.responses.keys()) - self.responses.num_found
