@@ -290,6 +290,17 @@ def test_lines_of_quick_steps_are_written_together_and_all_else_does_not_wait(pa
     assert [line["step"] for line in lines(path)[603:]] == [603, 604]
 
 
+def test_a_record_that_waits_is_written_as_it_was_given(path, clock):
+    log = MetricsLog(path)
+    log.start(first_step=0, total_steps=2, total_samples=8)
+    for number in (1, 2):
+        record = step(number, 1.0, tokens=10, supervised=4)
+        log.write(record)
+        record["loss"] = 9.0
+    log.close()
+    assert [line["loss"] for line in lines(path)] == [1.0, 1.0]
+
+
 # What steps took against what was predicted
 
 

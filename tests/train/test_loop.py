@@ -5,6 +5,7 @@ import re
 import shutil
 import threading
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -482,6 +483,35 @@ def test_a_write_that_fails_beside_training_ends_it_and_both_errors_are_told(tmp
     assert second.what.startswith("the checkpoint of step 2 could not be written")
     again = Run(tmp_path / "run", **THREE)
     assert_same([again.train()], clean(**THREE))
+
+
+def test_a_write_that_has_failed_ends_the_run_after_the_step_that_is_being_made(tmp_path, monkeypatch):
+    run = Run(tmp_path, **THREE)
+    failing_save(monkeypatch, {1, 2}, OSError(28, "No space left on device"))
+    write = run.log.write
+
+    def hear(record):
+        write(record)
+        if record["step"] == 3:
+            checkpoint_module.wait([run.loop._writer._future])
+
+    monkeypatch.setattr(run.log, "write", hear)
+    failed(run, CheckpointError, match="step 2")
+    assert len(run.log.steps) == 3
+
+
+def test_an_evaluation_waits_for_the_checkpoint_before_it_and_finds_the_logs_written(tmp_path, monkeypatch):
+    happened = []
+
+    def evaluate():
+        happened.append(("evaluation", run.newest().step if run.store.steps() else 0))
+        return {}
+
+    run = Run(tmp_path, evaluate=evaluate, **THREE)
+    hold_writes(monkeypatch, run, until="the run waits")
+    run.loop._job = replace(run.job, sync_logs=lambda: happened.append("sync") or {})
+    run.train()
+    assert happened == [each for step in (0, 2, 4) for each in ("sync", ("evaluation", step), "sync")]
 
 
 def test_no_thread_writes_when_the_run_has_ended_however_often_it_is_interrupted(tmp_path, monkeypatch):
