@@ -463,3 +463,9 @@ def test_what_is_on_or_left_to_a_plan_is_not_advised(tmp_path):
     _, helps = asked(tmp_path, longest=3000, **keys)
     assert "loss in chunks" in helps
     assert set(helps) <= {"loss in chunks", "8-bit optimizer states", "optimizer states beside the GPU"}
+
+
+def test_kernels_that_are_asked_for_leave_out_the_cards_that_have_none(llama):
+    (way,) = compared(llama, "LoRA", model_parameters={"kernels": "liger"})
+    assert isinstance(way, Compared)
+    assert {card.name for card in way.cards} == {card.name for card in devices() if card.has_bf16}

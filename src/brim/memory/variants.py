@@ -133,14 +133,15 @@ def _compared(variant: Variant, found: Question, *, batch_size: int | None) -> C
     """Predict for the target device, and for each card; only a few kinds of card need a trace of their own."""
     prediction = answer(found)
     cards = []
-    by_arithmetic: dict[bool, Question] = {}
+    by_arithmetic: dict[bool, Question | None] = {}  # None: the configuration asks for what such cards cannot do
     for card in sorted(devices(), key=lambda each: each.memory_bytes):
         if variant.config.precision == "bf16-true" and not card.has_bf16:
             continue  # it could compute in bf16, but slowly, by way of fp32
         if card.has_bf16 not in by_arithmetic:
-            asked = ask(variant.config, phase="train", device=card.name, memory_bytes=None, batch_size=batch_size)
-            by_arithmetic[card.has_bf16] = replace(found, asked=asked)
+            by_arithmetic[card.has_bf16] = _on_card(variant, found, card.name, batch_size=batch_size)
         like = by_arithmetic[card.has_bf16]
+        if like is None:
+            continue
         on_card = answer(replace(like, asked=replace(like.asked, device=card)), shows_other=False)
         cards.append(
             OnCard(
@@ -151,6 +152,15 @@ def _compared(variant: Variant, found: Question, *, batch_size: int | None) -> C
             )
         )
     return Compared(variant=variant, prediction=prediction, cards=tuple(cards))
+
+
+def _on_card(variant: Variant, found: Question, name: str, *, batch_size: int | None) -> Question | None:
+    """Return the question for a card; None where it cannot do what the configuration asks for."""
+    try:
+        asked = ask(variant.config, phase="train", device=name, memory_bytes=None, batch_size=batch_size)
+    except InputError:
+        return None
+    return replace(found, asked=asked)
 
 
 def explain_memory(config: Config, prediction: MemoryPrediction) -> Napkin:
