@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 from pathlib import Path
@@ -22,6 +23,7 @@ from brim.errors import Problem
 from brim.memory import UntraceableError
 from brim.memory.devices import Budget
 from brim.units import format_bytes
+from brim.workflows.training import resuming
 from brim.workflows.training.training import states_in_32_bits
 
 pytestmark = pytest.mark.run
@@ -333,6 +335,21 @@ def test_a_run_that_left_its_sizes_open_goes_on_with_its_own(tiny_base, tmp_path
     assert of(run, "effective_batch_size") == [1] * 7
     assert "trainer.effective_batch_size: 1 (as the run was started)" in said
     assert load_config(run / "config.yaml").config.trainer.effective_batch_size == 1
+
+
+def test_a_run_begun_with_kernels_that_are_not_here_goes_on_without_and_says_so(tiny_base, tmp_path, monkeypatch):
+    config = config_of(tiny_base, epochs=2, effective_batch_size=1)
+    run = train(config, tmp_path / "run", overrides=["trainer.train_samples=5"])
+    before = resuming._settings_of
+    said = []
+    train(config, run, overrides=["trainer.train_samples=6"], resume=True)
+    choices = json.loads((run / "plan.json").read_text())["choices"]
+    assert "auto" not in [choice["value"] for choice in choices]
+    as_liger = {"model_parameters.kernels": "liger"}
+    monkeypatch.setattr(resuming, "_settings_of", lambda checkpoint: {**before(checkpoint), **as_liger})
+    train(config, run, overrides=["trainer.train_samples=7"], resume=True, said=said)
+    told = "model_parameters.kernels: the run was begun with liger, and goes on without (the device is no GPU)"
+    assert told in said
 
 
 def test_weights_that_keep_32_bit_states_are_counted(tiny_base):

@@ -32,7 +32,7 @@ from brim.train import Checkpoint, RunFolder, RunLength
 from brim.units import format_count
 from brim.workflows.runs import read_json
 from brim.workflows.training.launch import Launched, launch, room_for_copy, saving_note
-from brim.workflows.training.resuming import with_plan_of
+from brim.workflows.training.resuming import begun_otherwise, with_plan_of
 
 
 @no_library_warnings()
@@ -242,6 +242,8 @@ def plan_of_run(
     """
     request = request_of(session, prepared, course=None if checkpoint is None else checkpoint.state["course"])
     choices = request.execution_choices()
+    for note in begun_otherwise(session, choices, checkpoint):
+        say(note)
     if choices:
         for line in choice_notes(choices):
             say(line)

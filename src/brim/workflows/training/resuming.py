@@ -15,7 +15,7 @@ from brim.data import Prepared
 from brim.data.tokens import TokenRows
 from brim.errors import CheckpointError, ConfigError, OutputError, Problem
 from brim.models import device_name
-from brim.notes import Say, warning
+from brim.notes import Note, Say, warning
 from brim.session import Session, with_choices
 from brim.train import (
     Checkpoint,
@@ -34,6 +34,7 @@ _SIZES = ("trainer.epochs", "trainer.effective_batch_size")
 _PLANNED = ("trainer.enable_gradient_checkpointing",)
 _MODEL = ("model_parameters.attn_implementation", "model_parameters.kernels")
 _KERNELS = (*_MODEL, "trainer.chunked_loss", "trainer.packing")
+_WHERE_THEY_ARE = (("model_parameters.kernels", "liger"),)  # auto takes them again where they can be had
 
 
 def write_head(
@@ -142,6 +143,17 @@ def as_begun(session: Session, checkpoint: Checkpoint | None, run: RunFolder) ->
     return _as_before(session, checkpoint, run, (*_SIZES, *_KERNELS))
 
 
+def begun_otherwise(session: Session, choices: Sequence[Choice], checkpoint: Checkpoint | None) -> Iterator[Note]:
+    """Yield notes on kernels that the run was begun with and goes on without. choices: of what is open."""
+    before = {} if checkpoint is None else _settings_of(checkpoint)
+    now, chosen = flat(session.config.model_dump(mode="json")), {choice.key: choice for choice in choices}
+    for key, old in _WHERE_THEY_ARE:
+        choice = chosen.get(key)
+        if before.get(key) == old and now[key] == "auto" and (choice is None or choice.value != old):
+            reason = "the device is no GPU" if choice is None else choice.reason
+            yield Note(f"{key}: the run was begun with {old}, and goes on without ({reason})")
+
+
 def with_plan_of(session: Session, checkpoint: Checkpoint, run: RunFolder) -> Session:
     """Return the session with what the run's own plan chose, where the configuration leaves it open."""
     return _as_before(session, checkpoint, run, _PLANNED)
@@ -155,7 +167,9 @@ def _as_before(session: Session, checkpoint: Checkpoint | None, run: RunFolder, 
     kept = {
         key: before[key]
         for key in chosen
-        if key in before and (now[key] == "auto" or (key in unset and now[key] != before[key]))
+        if before.get(key, "auto") != "auto"
+        and (now[key] == "auto" or (key in unset and now[key] != before[key]))
+        and (key, before[key]) not in _WHERE_THEY_ARE
     }
     reasons = _reasons(run) if kept else {}
     began = "as the run was started"
