@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -189,3 +190,26 @@ def test_where_memory_runs_out_over_a_merge_the_adapter_stays_beside_its_base(
     if most:
         with pytest.raises(brim.OutOfMemoryError, match="memory ran out while it was merged"):
             model.predict(sums_file, keep_weights=False)
+
+
+def test_scores_are_of_the_weights_as_they_were_also_where_these_are_given_up(run, pays, sums_file, monkeypatch):
+    kept, done = [], module.PassingMerge.done
+    monkeypatch.setattr(
+        module.PassingMerge, "done", lambda self, *, keeps: kept.append(keeps) or done(self, keeps=keeps)
+    )
+    for scores in (False, True):
+        brim.Model.load(run).predict(sums_file, scores=scores, keep_weights=False)
+    assert kept == [False, True]
+
+
+@pytest.mark.parametrize(("merge_adapter", "is_merged"), [("auto", False), (True, True)])
+def test_fewer_rows_are_a_reason_against_a_merge_unless_it_is_asked_for(
+    run, pays, sums_file, monkeypatch, merge_adapter, is_merged
+):
+    def fewer(plan, *given, **more):
+        return SimpleNamespace(rows=plan.rows - 1, fits=plan.fits)
+
+    monkeypatch.setattr(module, "recut", fewer)
+    model = brim.Model.load(run)
+    _, note = predicted(model, sums_file, generation={"merge_adapter": merge_adapter})
+    assert note.startswith(f"generation.merge_adapter: {is_merged}")
