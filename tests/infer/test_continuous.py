@@ -272,6 +272,12 @@ def test_no_other_number_costs_less(rows, response_tokens):
 def test_groups_take_every_row_once_and_keep_to_the_tokens(lengths, most_tokens, is_packed):
     groups = prefill_groups(lengths, most_tokens=most_tokens, is_packed=is_packed)
     assert [position for group in groups for position in group] == list(range(len(lengths)))
-    for group in groups:
+
+    def num_tokens(group):
         tokens = [lengths[position] for position in group]
-        assert len(group) == 1 or (sum(tokens) if is_packed else len(group) * max(tokens)) <= most_tokens
+        return sum(tokens) if is_packed else len(group) * max(tokens)
+
+    for number, group in enumerate(groups):
+        assert len(group) == 1 or num_tokens(group) <= most_tokens
+        if group is not groups[-1]:  # none is smaller than it need be
+            assert num_tokens([*group, groups[number + 1][0]]) > most_tokens
