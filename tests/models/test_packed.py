@@ -3,12 +3,12 @@
 import pytest
 import torch
 from tests.infer.families import FAMILIES, UNFIT, build, rows_of
-from transformers import AutoConfig, LlamaConfig
+from transformers import AutoConfig, LlamaConfig, masking_utils
 
 from brim.config import load_config
 from brim.data.tokens import collate, pack
 from brim.models.loss import LogitHead, logit_head, next_token_loss, next_token_scores
-from brim.models.packing import PackedAttention, attention as packed, packing_choice, packing_fit
+from brim.models.packing import PackedAttention, attention as packed, packing_choice, packing_fit, passing
 
 TEXTS = {f"{way}_features": [{"name": way, "type": "text"}] for way in ("input", "output")}
 LENGTHS = [9, 30, 1, 4, 17]  # the longest of them beyond every window
@@ -125,3 +125,15 @@ def test_afterwards_the_model_has_its_own_attention_again():
         raise KeyError
     assert model.config._attn_implementation == "sdpa"
     assert not hasattr(model.config, "_brim_packed_rows")
+
+
+def test_passes_of_padded_rows_may_end_in_any_order():
+    """Those of two threads do; what transformers looks with, for others' models, is put back after the last."""
+    looks = masking_utils.find_packed_sequence_indices
+    passes = [passing(None, None) for _ in range(2)]
+    for each in passes:
+        each.__enter__()
+    for each in passes:
+        assert masking_utils.find_packed_sequence_indices is not looks
+        each.__exit__(None, None, None)
+    assert masking_utils.find_packed_sequence_indices is looks

@@ -11,6 +11,7 @@ Legend: R rows, N tokens of all rows, H query heads, K key and value heads, D he
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -92,6 +93,12 @@ def passing(attention: PackedAttention | None, rows: PackedRows | None) -> Abstr
     return _rows_not_packed() if attention is None or rows is None else attention.of(rows)
 
 
+_LOCK = threading.Lock()
+
+
+_LOOKS: list[Any] = []  # what transformers looks with, for each pass under way: threads' passes end in any order
+
+
 @contextmanager
 def _rows_not_packed() -> Iterator[None]:
     """Keep transformers from looking at the positions of padded rows to see whether they are packed.
@@ -102,12 +109,16 @@ def _rows_not_packed() -> Iterator[None]:
     from transformers import masking_utils
 
     masks: Any = masking_utils
-    looks = masks.find_packed_sequence_indices
-    masks.find_packed_sequence_indices = lambda position_ids: None
+    with _LOCK:
+        _LOOKS.append(_LOOKS[-1] if _LOOKS else masks.find_packed_sequence_indices)
+        masks.find_packed_sequence_indices = lambda position_ids: None
     try:
         yield
     finally:
-        masks.find_packed_sequence_indices = looks
+        with _LOCK:
+            looks = _LOOKS.pop()
+            if not _LOOKS:
+                masks.find_packed_sequence_indices = looks
 
 
 _KEY = "_attn_implementation_internal"  # the public property would go through all sub-configurations, at each pass
