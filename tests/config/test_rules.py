@@ -24,6 +24,7 @@ CONTRADICTIONS = [  # keys of the root
     {"adapter": "lora", "initialize": "random"},
     {"quantization": {"bits": 4}, "initialize": "random", "trainer": {"type": "finetune"}},
     {"quantization": {"bits": 8}, "adapter": {"type": "lora", "bias_type": "all"}},
+    {"quantization": {"bits": 4}, "adapter": {"type": "lora"}, "generation": {"merge_adapter": True}},
     {"adapter": {"type": "lora", "target_modules": "(a+)+$"}},
     {"trainer": {"optimizer": {"type": "adam"}}},
     {"preprocessing": {"split": {"type": "random", "column": "id"}}},

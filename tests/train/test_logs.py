@@ -268,16 +268,22 @@ def test_events_are_written_together_and_no_record_of_a_run_that_ends_is_left_be
     assert [number for tag, number in scalars(tmp_path) if tag == "train/loss"] == list(range(1, 602))
 
 
-def test_lines_of_quick_steps_are_written_together_and_all_else_does_not_wait(path, monkeypatch):
-    """Written one by one, they took more of a small model's step than all else of the loop."""
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is set."""
     now = [100.0]
     monkeypatch.setattr("brim.train.logs.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_lines_of_quick_steps_are_written_together_and_all_else_does_not_wait(path, clock):
+    """Written one by one, they took more of a small model's step than all else of the loop."""
     log = MetricsLog(path)
     log.start(first_step=0, total_steps=600, total_samples=2400)
     for number in range(1, 601):
         log.write(step(number, 1.0, tokens=10, supervised=4))
     assert [line["step"] for line in lines(path)] == [1], "the first step is shown at once, others wait for 0.2 s"
-    now[0] += 0.3
+    clock[0] += 0.3
     log.write(step(601, 1.0, tokens=10, supervised=4))
     assert [line["step"] for line in lines(path)] == list(range(1, 602))
     log.write(step(602, 1.0, tokens=10, supervised=4))

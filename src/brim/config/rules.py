@@ -318,6 +318,12 @@ def quantised_base(config: Config) -> Iterator[Finding]:
             what=f"adapter.bias_type {config.adapter.bias_type} trains biases, which bitsandbytes' layers cannot do",
             fix="set adapter.bias_type: none, or remove quantization",
         )
+    if config.adapter is not None and config.generation.merge_adapter is True:
+        yield Finding(
+            paths=(("generation", "merge_adapter"), ("quantization",)),
+            what="generation.merge_adapter is true, but the base is quantised: there is no weight to merge into",
+            fix="set generation.merge_adapter: auto, or remove quantization",
+        )
 
 
 def _no_secrets(config: Config) -> Iterator[Finding]:

@@ -364,17 +364,16 @@ class Generation:
         self._meter = peak_meter(session.device)
         self._merged = ExitStack()
         if session.config.generation.engine == "vllm":
-            rows = rows_by_hand(session.config)
-            self._engine = vllm_engine(session, rows=rows)
-            self.about: dict[str, Any] = {"engine": self._engine.name, "rows_at_once": rows}
+            self._engine = vllm_engine(session, rows=rows_by_hand(session.config))
+            self.about: dict[str, Any] = {"engine": "vllm", "rows_at_once": rows_by_hand(session.config)}
             say(status("generating", is_planned=True))
             return
         llm = weights()
         say(model_note(session.config, llm, trains=False))
         with ExitStack() as stack:
             merged = stack.enter_context(adapter_merged(llm, session, prompts, is_spent=is_spent, say=say))
-            beside_bytes = merged.beside_bytes
-            self._engine, plan = planned_engine(llm, merged.session, prompts, beside_bytes=beside_bytes, say=say)
+            kept = merged.beside_bytes
+            self._engine, plan = planned_engine(llm, merged.session, prompts, beside_bytes=kept, say=say)
             self._budget = plan.budget
             say(status("generating", is_planned=True))
             self.about = {
@@ -410,8 +409,7 @@ class Generation:
         started = time.perf_counter()
         self._engine.run(prompts.take(to_do), on_finished=keep)
         seconds = time.perf_counter() - started
-        peak_bytes = self._meter.peak_bytes() if measures else None
-        self.about["measured_peak_bytes"] = peak_bytes
+        self.about["measured_peak_bytes"] = peak_bytes = self._meter.peak_bytes() if measures else None
         if self._budget is not None and peak_bytes is not None and peak_bytes > self._budget.limit_bytes:
             limit = f"{format_bytes(self._budget.limit_bytes)} ({self._budget.limit_reason})"
             self._say(f"memory: the peak was {format_bytes(peak_bytes)}, more than {limit}")
