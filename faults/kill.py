@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -109,13 +109,11 @@ class _Killer:
             seconds *= 0.9
 
     def _once(self, *, kill_after: int = 0, kill_amid: int = 0) -> str:
-        run = self._new_run()
-        killed = self._subject.train(run, environment=watch(run, kill_after=kill_after, kill_amid=kill_amid))
+        run, killed = self._killed(self._subject.train, kill_after=kill_after, kill_amid=kill_amid)
         return _not_killed(killed) or self._continued(run)
 
     def _twice(self, first: int, second: int) -> str:
-        run = self._new_run()
-        killed = self._subject.train(run, environment=watch(run, kill_after=first))
+        run, killed = self._killed(self._subject.train, kill_after=first)
         again = self._subject.train(run, resume=True, environment=watch(run, kill_after=second))
         if again.code not in (0, _KILLED):
             return told_wrong(again, code=0)
@@ -134,17 +132,12 @@ class _Killer:
         return wrong or self._continued(run)
 
     def _predict(self, *, kill_after: int = 0, kill_amid: int = 0) -> str:
-        """How often a prediction syncs is a matter of time: where it did less often, its last operation counts."""
-        while True:
-            folder = self._new_run()
+        def predict(folder: Path, *, environment: dict[str, str]) -> Done:
             folder.mkdir()
-            output = folder / _PREDICTIONS
-            killed = self._subject.predict(
-                self._whole.run, output, environment=watch(folder, kill_after=kill_after, kill_amid=kill_amid)
-            )
-            if killed.code != 0 or max(kill_after, kill_amid) <= 1:
-                break
-            kill_after, kill_amid = max(kill_after, kill_amid) - 1, 0
+            return self._subject.predict(self._whole.run, folder / _PREDICTIONS, environment=environment)
+
+        folder, killed = self._killed(predict, kill_after=kill_after, kill_amid=kill_amid)
+        output = folder / _PREDICTIONS
         wrong = _not_killed(killed)
         if not wrong and output.exists() and output.read_bytes() != self._whole.predictions:
             wrong = "it predicted otherwise, or in part"
@@ -153,6 +146,19 @@ class _Killer:
             wrong = "continued, it predicts otherwise"
         left = {path.relative_to(folder).as_posix() for path in folder.rglob("*")} - self._whole.files_predicted
         return wrong or (f"left: {sorted(left)}" if left else "")
+
+    def _killed(self, start: Callable[..., Done], *, kill_after: int = 0, kill_amid: int = 0) -> tuple[Path, Done]:
+        """Return the folder of a process that was killed at an operation, and its end.
+
+        How often logs and predictions are written, and what is written beside a checkpoint, is a matter of time: where
+        an operation did not come, or could not be torn, the one before it counts.
+        """
+        while True:
+            folder = self._new_run()
+            killed = start(folder, environment=watch(folder, kill_after=kill_after, kill_amid=kill_amid))
+            if killed.code != 0 or max(kill_after, kill_amid) <= 1:
+                return folder, killed
+            kill_after, kill_amid = max(kill_after, kill_amid) - 1, 0
 
     def _continued(self, run: Path) -> str:
         saved = saved_step(run)
