@@ -29,6 +29,7 @@ LAYERS = (
     "models",
     "data",
     "session",
+    "distributed",
     "train",
     "infer",
     "memory",

@@ -14,6 +14,7 @@ from brim.config.text import dump
 from brim.data import Split, check_split
 from brim.data.read import Data, Source, read
 from brim.data.tokens import require_same_tokens
+from brim.distributed import Place, joined
 from brim.memory.devices import limit_lifted
 from brim.models import LLM, is_adapted, load_llm
 from brim.notes import OnBatch, Say, status, warning
@@ -98,18 +99,22 @@ class Model:
         progress are shown; with None, nothing is. See docs/python.md for both.
         With `trainer.type: none`, nothing is trained: the splits are evaluated and no folder is written.
         """
-        with listening(say, is_short=True) as told:
+        with ExitStack() as stack, listening(say, is_short=True) as told:
             output = Path(output_directory) if output_directory is not None else Path("results") / self._name
             trains = isinstance(self.config.trainer, FinetuneTrainer)
             if trains:
                 self._require_trust()
-                RunFolder(output).check(resume=resume)
+                if Place.of_environment().is_first:
+                    RunFolder(output).check(resume=resume)
             data = dataset_of(self.config, dataset)
-            notes, resumed, session = RunNotes(told), RunFolder(output) if resume else None, self._opened(self.config)
+            ranks = stack.enter_context(joined(Place.of_environment() if trains else Place()))
+            notes, resumed = RunNotes(told), RunFolder(output) if resume else None
+            session = training.among(ranks, self._opened(self.config, is_one_of_several=ranks.are_several))
             session, source, prepared = training.prepared_for(
-                session, data, resumed=resumed, notes=self.notes, say=notes
+                session, data, resumed=resumed, notes=self.notes, say=notes, ranks=ranks
             )
             if not trains:
+                assert source is not None, "a lone process has read it"
                 if output_directory is not None or resume:
                     why = "trainer.type is none: nothing is trained, no run folder is written and none is continued"
                     told(warning(why, topic="run"))
@@ -129,6 +134,7 @@ class Model:
                 replan=replan,
                 observer=Observers([told] if observer is None else [told, observer]),
                 say=notes,
+                ranks=ranks,
             )
             self._session, self._has_learned, self._run = session, True, RunFolder.open(output)
             return result
@@ -376,8 +382,8 @@ class Model:
             self._session = self._opened(self._learned or self.config)
         return self._session
 
-    def _opened(self, config: Config) -> Session:
-        session = open_session(config)
+    def _opened(self, config: Config, *, is_one_of_several: bool = False) -> Session:
+        session = open_session(config, is_one_of_several=is_one_of_several)
         if self._run is not None:
             require_same_tokens(self._run.model, session.folder)
         return session

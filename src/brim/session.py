@@ -40,11 +40,16 @@ class Session:
     folder: ModelFolder
     encoder: TextEncoder
     device: torch.device
+    num_processes: int = 1  # of the run: they share a CPU's memory, or have a GPU each
 
 
-def open_session(config: Config) -> Session:
-    """Resolve a configuration. Raises ConfigError, ModelError, or InputError if several processes were started."""
-    _require_one_process()
+def open_session(config: Config, *, is_one_of_several: bool = False) -> Session:
+    """Resolve a configuration. Raises ConfigError, ModelError, or InputError if several processes were started.
+
+    is_one_of_several: processes that work together, which is then no error.
+    """
+    if not is_one_of_several:
+        _require_one_process()
     require_floors()
     device = pick_device()
     folder = locate(config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code)

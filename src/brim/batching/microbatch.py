@@ -49,7 +49,7 @@ class Cutter(ABC):
 
     kind: str
     _cap: Cap
-    _unit: str
+    unit: str  # of what the limit counts: bytes, or rows
 
     @abstractmethod
     def cut(self, lengths: ArrayLike) -> list[MicroBatch]:
@@ -92,7 +92,7 @@ class Cutter(ABC):
 
     def _change(self, cap: Cap) -> CapChange | None:
         before, self._cap = self._cap, cap
-        return None if before.now == cap.now else CapChange(before=before.now, after=cap.now, unit=self._unit)
+        return None if before.now == cap.now else CapChange(before=before.now, after=cap.now, unit=self.unit)
 
     @abstractmethod
     def _together(self, tokens: NDArray[np.int64], most: int) -> int:
@@ -113,7 +113,7 @@ class Cutter(ABC):
 class ByLength(Cutter):
     """Partition by predicted costs. Its costs are those of the launch, also in a resumed run."""
 
-    kind, _unit = "by_length", "bytes"
+    kind, unit = "by_length", "bytes"
 
     def __init__(self, *, costs: Costs, cap_bytes: int, most_rows: int | None = None, largest: bool = False) -> None:
         """Begin with a cap on the allocated bytes of a micro-batch. most_rows: at most so many together.
@@ -235,7 +235,7 @@ class Packed(ByLength):
 class ByRows(Cutter):
     """Take a fixed number of neighbours in length, the longest first; half as many once memory ran out."""
 
-    kind, _unit = "by_rows", "rows"
+    kind, unit = "by_rows", "rows"
 
     def __init__(self, *, max_rows: int) -> None:
         self._cap = Cap(now=max_rows)

@@ -48,6 +48,11 @@ class StepOutcome:
     num_out_of_memory: int  # times that the step was begun again
     random_before: Mapping[str, Tensor]  # the random states in which it began
 
+    @classmethod
+    def nothing(cls, device: torch.device) -> StepOutcome:
+        """Return the outcome of a step of no rows."""
+        return cls(losses=torch.zeros(0, device=device), parts=(), num_out_of_memory=0, random_before=random_states())
+
     @property
     def loss(self) -> float:
         """Wait for the device; return the loss, which its shares are added up to exactly.
@@ -112,6 +117,7 @@ class GradientStep:
     on_event: is called for every failure, for how the step goes on, and for every change of the cutter's cap.
     name_row: returns what to call the row at a position, where one does not fit by itself.
     tells_lengths: whether the lengths are tokens, to be named in events and errors.
+    drop: drops the gradients in another way than by forgetting them; None: they are forgotten.
     """
 
     def __init__(
@@ -124,6 +130,7 @@ class GradientStep:
         module: nn.Module | None = None,
         name_row: Callable[[int], str] = "row {} of the batch".format,
         tells_lengths: bool = True,
+        drop: Callable[[], None] | None = None,
     ) -> None:
         self._cutter = cutter
         self._parameters = parameters
@@ -132,12 +139,21 @@ class GradientStep:
         self._buffers = None if module is None else BufferKeeper(module)
         self._name_row = name_row
         self._tells_lengths = tells_lengths
+        self._drop = drop
 
-    def run(self, lengths: ArrayLike, *, num_groups: int | None = None, meter: GroupMeter | None = None) -> StepOutcome:
+    def run(
+        self,
+        lengths: ArrayLike,
+        *,
+        num_groups: int | None = None,
+        meter: GroupMeter | None = None,
+        first_cut: Sequence[MicroBatch] | None = None,
+    ) -> StepOutcome:
         """Sum the gradient of the rows of these lengths, in tokens; return the loss, too.
 
         num_groups: divide the batch in its own order, into about so many micro-batches; None: as is cheapest. meter:
-        looks at the micro-batches, and begins again with the step.
+        looks at the micro-batches, and begins again with the step. first_cut: how the rows are divided, unless memory
+        runs out; None: as the cutter does it.
 
         After an allocation that failed, the gradients are dropped, random states and buffers rewound, caches freed,
         and the same rows partitioned smaller. A row that is alone already is tried once more; then OutOfMemoryError
@@ -150,7 +166,7 @@ class GradientStep:
         num_out_of_memory = 0
         tried_alone: set[int] = set()  # first rows of micro-batches that failed and cannot be divided further
         parts: list[Part] = []
-        micro_batches = self._cut(lengths, num_groups)
+        micro_batches = self._cut(lengths, num_groups) if first_cut is None else list(first_cut)
         while isinstance(losses := self._pass(micro_batches, meter, parts, tried_alone), OutOfMemory):
             num_out_of_memory += 1
             number = len(parts)
@@ -190,7 +206,8 @@ class GradientStep:
             if meter is not None:
                 meter.end()
             # One wait for the device in a step, not one a micro-batch, and whoever reads them waits.
-            return torch.stack([part.loss for part in parts])
+            losses = [part.loss for part in parts]
+            return torch.stack(losses) if losses else torch.zeros(0, device=self._parameters[0].device)
 
         return attempt(accumulate, is_last=lambda: int(_failed(micro_batches, len(parts)).rows[0]) in tried_alone)
 
@@ -245,6 +262,9 @@ class GradientStep:
     def _drop_gradients(self, meter: GroupMeter | None) -> None:
         if meter is not None:
             meter.drop()
+        if self._drop is not None:
+            self._drop()
+            return
         for parameter in self._parameters:
             parameter.grad = None
 

@@ -74,7 +74,7 @@ class Request:
         return {
             "folder": session.folder,
             "architecture": read_architecture(session.folder, trust_remote_code=session.config.trust_remote_code),
-            "device": device_at_hand(session.device),
+            "device": device_at_hand(session.device).among(session.num_processes),
             "is_at_hand": True,
         }
 

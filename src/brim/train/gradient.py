@@ -1,15 +1,17 @@
 """Compute the gradient of a job's effective batch: its rows through the model, in micro-batches.
 
 Each micro-batch goes through the model forward and backward; the norm of its own gradient can be taken while the
-gradients are summed.
+gradients are summed. Where several processes train, each takes its share of the micro-batches, and their gradients are
+added up once a step.
 """
 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -20,9 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from brim.batching import NUM_GROUPS, GradientStep, NoiseMeasurement, Part, StepOutcome
+from brim.batching import NUM_GROUPS, GradientStep, MicroBatch, NoiseMeasurement, Part, StepOutcome
 from brim.batching.memory import OutOfMemory, attempt, random_states, restore_random_states
 from brim.data.tokens import TokenRow, collate, pack
+from brim.distributed import Reduction, Share, deal
 from brim.models import LLM
 from brim.models.loss import next_token_loss
 from brim.models.packing import PackedRows, passing
@@ -44,6 +47,10 @@ class Gradient:
         self._pass = MicroBatchPass(llm=job.llm, pad_id=job.pad_id, scaler=scaler)
         self._on_event = on_event
         self.parameters = [p for p in job.llm.model.parameters() if p.requires_grad]
+        self.shares: Sequence[Share] = ()  # what each rank did in the last step that was read; none of a lone process
+        self._reduction = Reduction(job.ranks, self.parameters) if job.ranks.are_several else None
+        self._norms: GradientNorms | None = None  # of this rank's groups, until the sum of all ranks is measured, too
+        self._digest = 0  # of how the step was dealt
         self._indices: NDArray[np.intp] = np.zeros(0, dtype=np.intp)  # of the effective batch among the job's rows
         self._rows: Sequence[TokenRow] = ()  # of it
         self._num_supervised = 0  # tokens of it
@@ -58,6 +65,7 @@ class Gradient:
             backward=self._backward,
             on_event=self._hear,
             name_row=lambda position: f"row {int(job.rows.keys[self._indices[position]])} (numbered from 0)",
+            drop=self.drop,
         )
 
     def sum(
@@ -69,58 +77,119 @@ class Gradient:
         cut the batch into random groups of rows, and set `noise`.
         Raises OutOfMemoryError when a row alone runs out of memory; no gradient is left then.
         """
+        self.noise, self._norms = None, None
+        measures_noise = measures_noise and len(indices) > 1
+        indices, cut = self._share_of(indices, num_groups=NUM_GROUPS if measures_noise else None)
         self._indices, self._num_supervised, self._number = indices, num_supervised, step
         self._rows = list(self._job.rows.take(indices))  # at once: between passes of the model each takes far longer
-        self.noise = None
         if not self._job.llm.model.training:  # after an evaluation; it takes milliseconds where there are many layers
             self._job.llm.model.train()
         lengths = self._job.rows.lengths[indices]
-        if not measures_noise or len(indices) == 1:
-            return self._step.run(lengths)
+        if not measures_noise:
+            return self._step.run(lengths, first_cut=cut)
         with GradientNorms(self.parameters) as norms:
-            outcome = self._step.run(lengths, num_groups=NUM_GROUPS, meter=norms)
-        self.noise = self._noise_of(outcome.parts, norms)
+            num_groups = NUM_GROUPS if cut is None else max(len(cut), 1)
+            outcome = self._step.run(lengths, num_groups=num_groups, meter=norms, first_cut=cut)
+        if self._reduction is None:
+            self.noise = self._noise_of(self._squares_of(outcome.parts, norms), num_rows=len(indices))
+        else:
+            self._norms = norms
         return outcome
+
+    def gathered(self, outcome: StepOutcome, share: Share) -> Tensor:
+        """Add the gradient up over all ranks. Return the numbers for `read`, a vector on the device.
+
+        share: what this rank says of itself beside how many rows it did.
+        """
+        if self._reduction is None:
+            return outcome.losses
+        num_rows, parts = len(self._indices), len(outcome.parts)
+        share = replace(share, num_rows=num_rows, num_micro_batches=parts, digest=self._digest)
+        return self._reduction.run(outcome.losses, share)
+
+    def read(self, numbers: Sequence[float]) -> float:
+        """Return the step's loss, once the numbers are on the host; set `shares`."""
+        if self._reduction is None:
+            return math.fsum(numbers)
+        loss, self.shares = self._reduction.read(numbers)
+        return loss
 
     def keys_of(self, parts: Sequence[Part]) -> list[int]:
         """Return the keys of the rows of one or more parts, in order."""
-        rows = np.concatenate([self._rows_of(part) for part in parts])
-        return sorted(int(key) for key in self._job.rows.keys[rows])
+        return sorted(int(key) for part in parts for key in self._job.rows.keys[self._rows_of(part)])
 
-    def at_fault(self, outcome: StepOutcome) -> list[int]:
+    def measure_noise(self, outcome: StepOutcome, *, num_rows: int) -> None:
+        """Set `noise` where this step of several ranks is to be measured: each has the norms of its own groups.
+
+        num_rows: of the step. The gradient is the sum over the ranks.
+        """
+        if self._norms is None or self._reduction is None:
+            return
+        norms, self._norms = self._norms, None
+        of_sum = norms.squared_of([p.grad for p in self.parameters if p.grad is not None])
+        found = self._job.ranks.exchanged("noise", lambda: self._squares_of(outcome.parts, norms))
+        squares = [square for of_rank in found for square in of_rank[0][: len(of_rank[1])]]
+        weights = [weight for of_rank in found for weight in of_rank[1]]
+        scale = self._scaler.get_scale()
+        self.noise = self._noise_of(([*squares, of_sum / scale**2], weights), num_rows=num_rows)
+
+    def at_fault(self, outcome: StepOutcome, loss: float) -> list[int]:
         """Find the micro-batches whose loss is not finite; else those whose gradient is not, each replayed by itself.
 
-        All of them, where the replay runs out of memory.
+        loss: of the step, of all ranks. All of them, where the replay runs out of memory, and where each gradient of a
+        lone process is finite, so that it is their sum that is not.
         The losses were kept on the device, so that a step that is well is not held up by looking at each.
         """
         parts = outcome.parts
         by_loss = [number for number, part in enumerate(parts) if not math.isfinite(part.loss.item())]
-        if by_loss:
+        if by_loss or not math.isfinite(loss):
             return by_loss
         random_after = random_states()
         restore_random_states(outcome.random_before)  # the same dropout
         try:
-            # Where each gradient is finite, it is their sum that is not.
             found = attempt(lambda: [number for number, part in enumerate(parts) if not self._is_finite(part)])
-            return list(range(len(parts))) if isinstance(found, OutOfMemory) or not found else found
+            if isinstance(found, OutOfMemory) or not (found or self._job.ranks.are_several):
+                return list(range(len(parts)))
+            return found
         finally:
             self.drop()
             restore_random_states(random_after)
 
     def drop(self) -> None:
         """Forget the gradient."""
+        if self._reduction is not None:
+            self._reduction.clear()
+            return
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _noise_of(self, parts: Sequence[Part], norms: GradientNorms) -> NoiseMeasurement | None:
+    def _share_of(
+        self, indices: NDArray[np.intp], *, num_groups: int | None
+    ) -> tuple[NDArray[np.intp], list[MicroBatch] | None]:
+        """Return this rank's rows of an effective batch, and how they are cut; a lone process cuts them itself."""
+        if self._reduction is None:
+            return indices, None
+        ranks, lengths = self._job.ranks, self._job.rows.lengths[indices]
+        dealt = deal(self._job.cutter, lengths, ranks=ranks.size, num_groups=num_groups)
+        self._digest = zlib.crc32(np.concatenate([_listed(of_rank) for of_rank in dealt]).tobytes())
+        mine, start = dealt[ranks.rank], 0
+        cut = []
+        for batch in mine:
+            cut.append(replace(batch, rows=np.arange(start, start + batch.num_rows)))
+            start += batch.num_rows
+        own = [batch.rows for batch in mine]
+        return indices[np.concatenate(own)] if own else indices[:0], cut
+
+    def _squares_of(self, parts: Sequence[Part], norms: GradientNorms) -> tuple[list[float], list[int]]:
+        """Return the squared norm of each group's gradient, last that of their sum; and the groups' weights."""
         scale = self._scaler.get_scale()  # of the loss; 1.0 where it is not scaled
-        *of_groups, of_sum = (squared / scale**2 for squared in norms.squared())
-        return NoiseMeasurement.of(
-            squared_sum=of_sum,
-            squared_shares=of_groups,
-            weights=[int(self._job.rows.num_supervised[self._rows_of(part)].sum()) for part in parts],
-            num_rows=len(self._indices),
-        )
+        weights = [int(self._job.rows.num_supervised[self._rows_of(part)].sum()) for part in parts]
+        return [squared / scale**2 for squared in norms.squared()], weights
+
+    @staticmethod
+    def _noise_of(found: tuple[list[float], list[int]], *, num_rows: int) -> NoiseMeasurement | None:
+        (*of_groups, of_sum), weights = found
+        return NoiseMeasurement.of(squared_sum=of_sum, squared_shares=of_groups, weights=weights, num_rows=num_rows)
 
     def _rows_of(self, part: Part) -> NDArray[np.intp]:
         """Return positions among the job's rows."""
@@ -141,6 +210,12 @@ class Gradient:
         if event["event"] == "oom":
             event = {**event, "rows": [int(key) for key in self._job.rows.keys[self._indices[self._last]]]}
         self._on_event(event)
+
+
+def _listed(micro_batches: Sequence[MicroBatch]) -> NDArray[np.int64]:
+    """Write the rows of micro-batches behind one another, each with its count in front."""
+    parts = [np.concatenate([[batch.num_rows], batch.rows]) for batch in micro_batches]
+    return np.concatenate([[len(parts)], *parts]).astype(np.int64)
 
 
 # Sums in fp32 over so many numbers are right to 1e-6 on a CPU, too, which adds them up one after the other: the norm of
@@ -197,6 +272,11 @@ class GradientNorms:
         """Return the squared norm of each micro-batch's gradient, last that of their sum; one wait for the device."""
         norms = iter(torch.cat(self._groups).tolist())
         return [math.fsum(next(norms) ** 2 for _ in range(len(group))) for group in self._groups]
+
+    @staticmethod
+    def squared_of(gradients: Sequence[Tensor]) -> float:
+        """Return the squared norm over gradients; one wait for the device."""
+        return math.fsum(norm**2 for norm in torch.stack([_norm(gradient) for gradient in gradients]).tolist())
 
     def _take(self, number: int, parameter: Tensor) -> None:
         gradient = parameter.grad

@@ -19,6 +19,7 @@ from brim.batching.memory import or_explain, second_try
 from brim.config.schema import Config, FinetuneTrainer, GradientClippingConfig
 from brim.data.chat import TemplateTexts, store_template
 from brim.data.tokens import TokenRows
+from brim.distributed import ALONE, Ranks
 from brim.errors import CheckpointError, OutOfMemoryError
 from brim.models import LLM, no_library_bars, no_library_warnings
 from brim.storage import whole_folder, write_manifest
@@ -102,6 +103,7 @@ def build_job(
     observer: Observer,
     sync_logs: SyncLogs = dict,
     copy_room_bytes: int = 0,
+    ranks: Ranks = ALONE,
 ) -> TrainJob:
     """Build the job that a resolved configuration asks for."""
     optimizer = build_optimizer(trainer.optimizer, (p for p in llm.model.parameters() if p.requires_grad))
@@ -124,6 +126,7 @@ def build_job(
         observer=observer,
         sync_logs=sync_logs,
         copy_room_bytes=copy_room_bytes,
+        ranks=ranks,
         settings=config.model_dump(mode="json"),
     )
 
@@ -184,4 +187,5 @@ class TrainJob:
     observer: Observer
     sync_logs: SyncLogs = dict  # before a checkpoint is written, which a resumed run goes by
     copy_room_bytes: int = 0  # of the host's memory, for a copy of the state that is written beside training
+    ranks: Ranks = ALONE  # the processes that train together; the first alone writes
     settings: Mapping[str, Any] = field(default_factory=dict)  # kept with each checkpoint, as JSON

@@ -1,6 +1,7 @@
 """Run the training loop: for each step, take an effective batch, sum its gradient, update once.
 
-Ctrl-C is heard between two steps. A checkpoint is written while the next steps are made.
+Ctrl-C is heard between two steps. A checkpoint is written while the next steps are made. Where several processes train
+together, each runs this loop over the same steps: what one of them has met, the others learn with the step's sums.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import importlib
 import signal
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 from brim.batching import ByLength, StepOutcome
 from brim.batching.memory import or_explain, random_states, restore_random_states, second_try
 from brim.data.tokens import rows_of_step
+from brim.distributed import PeerError, Share
 from brim.errors import BrimError, OutOfMemoryError, Problem
 from brim.train.checkpoint import (
     Checkpoint,
@@ -40,6 +43,7 @@ from brim.train.schedule import BatchCourse
 from brim.train.update import WeightUpdate, failure_event, of_a_row, while_saving, with_checkpoint
 
 T = TypeVar("T")
+BrimErrorT = TypeVar("BrimErrorT", bound=BrimError)
 
 
 class Loop:
@@ -60,6 +64,8 @@ class Loop:
         self._stood_s = 0.0  # for that one
         self._owes_evaluation = False  # the last one ran out of memory
         self._last_event: Mapping[str, Any] = {}  # of an allocation that failed
+        self._stops = False  # some rank was asked to stop
+        self._unheard: list[Mapping[str, Any]] = []  # events of a rank that writes no log
 
     @property
     def peaks(self) -> tuple[Peak, ...]:
@@ -106,7 +112,7 @@ class Loop:
             self._end_stretch()
         while self._goes_on:
             samples_before = state.consumed_samples
-            for record in self._step():
+            for record in self._step(stop):
                 job.observer.write(record)
             if self._writer.is_done:
                 self._settle()
@@ -114,7 +120,7 @@ class Loop:
                 state.step, samples_before=samples_before, samples_after=state.consumed_samples
             ):
                 self._end_stretch()
-            if stop.is_set():
+            if self._stops or (stop.is_set() and not job.ranks.are_several):
                 self._save()
                 raise interruption(
                     Problem(
@@ -129,10 +135,13 @@ class Loop:
         job, state = self._job, self.state
         return state.consumed_samples < job.length.total_samples and not job.stopping.is_over(state)
 
-    def _step(self) -> list[Mapping[str, Any]]:
+    def _step(self, stop: threading.Event) -> list[Mapping[str, Any]]:
         """Do one update on one effective batch; return its records, to be written once its tensors are freed."""
         job, state = self._job, self.state
         started = time.perf_counter()
+        if job.ranks.are_several and job.llm.row_dropout is None:
+            # Not by row, masks are drawn by each rank for itself; a resumed run draws the same.
+            torch.manual_seed(zlib.crc32(f"{job.seed} {state.step} {job.ranks.rank}".encode()))
         size = self._begin()
         indices = self._next_rows(size)
         learning_rate = job.learning_rate(
@@ -141,12 +150,21 @@ class Loop:
         num_tokens = int(job.rows.lengths[indices].sum())
         num_supervised = int(job.rows.num_supervised[indices].sum())
         outcome = self._accumulate(indices, num_supervised)
+        failure = outcome if isinstance(outcome, OutOfMemoryError) else None
+        if failure is not None and not job.ranks.are_several:
+            raise self._saved_first(failure)
+        if isinstance(outcome, OutOfMemoryError):
+            outcome = StepOutcome.nothing(job.llm.device)
+        busy_s = time.perf_counter() - started
         try:
-            loss, norm = self._update.clipped(outcome)
+            loss, norm = self._update.clipped(outcome, self._share(stop, busy_s, has_failed=failure is not None))
         except OutOfMemoryError as error:
             self._gradient.drop()
             restore_random_states(outcome.random_before)
             raise self._saved_first(error) from None
+        if job.ranks.are_several:
+            self._hear_ranks(failure, outcome)
+            self._gradient.measure_noise(outcome, num_rows=len(indices))
         saved_step = self._saved_step if self._begun_step is None else self._begun_step
         not_finite = self._update(
             outcome, loss=loss, norm=norm, size=size, learning_rate=learning_rate, saved_step=saved_step
@@ -175,6 +193,7 @@ class Loop:
             "seconds": round(time.perf_counter() - started, 6),
             "peak_bytes": peak_bytes,
             **noise,
+            **self._of_ranks(outcome, peak_bytes),
         }
         return [record, *self._points(point)]
 
@@ -194,11 +213,8 @@ class Loop:
         left = job.length.total_samples - consumed
         return rows_of_step(num_rows=len(job.rows), seed=job.seed, consumed_samples=consumed, size=min(size, left))[1]
 
-    def _accumulate(self, indices: NDArray[np.intp], num_supervised: int) -> StepOutcome:
-        """Sum the gradient of the mean loss over supervised tokens.
-
-        Raises OutOfMemoryError, naming the row, with the state before the step saved.
-        """
+    def _accumulate(self, indices: NDArray[np.intp], num_supervised: int) -> StepOutcome | OutOfMemoryError:
+        """Sum the gradient of the mean loss over supervised tokens; or return the error that names a row."""
         self._peaks.begin()
         try:
             outcome = self._gradient.sum(
@@ -209,20 +225,19 @@ class Loop:
             )
         except OutOfMemoryError as error:
             cutter = self._job.cutter
-            named = of_a_row(
+            return of_a_row(
                 error,
                 step=self.state.step + 1,
                 predicted_bytes=self._last_event.get("predicted_bytes"),
                 cap_bytes=cutter.cap_bytes if isinstance(cutter, ByLength) else None,
                 settings=self._job.settings,
             )
-            raise self._saved_first(named) from None
         # The optimizer's state is born in the first update, and the prediction counts it.
         if self.state.step and not outcome.num_out_of_memory:
             self._peaks.end(part.micro_batch for part in outcome.parts)
         return outcome
 
-    def _saved_first(self, error: OutOfMemoryError) -> OutOfMemoryError:
+    def _saved_first(self, error: BrimErrorT) -> BrimErrorT:
         """Save what has been learned before the run ends; return what to raise then."""
         step = self.state.step
         with _both_told(error):
@@ -230,12 +245,63 @@ class Loop:
                 self._save()
         return with_checkpoint(error, step=step)
 
+    def _share(self, stop: threading.Event, busy_s: float, *, has_failed: bool) -> Share:
+        """Return what this rank says of its part of the step."""
+        return Share(
+            cap=self._job.cutter.state()["cap"]["now"],
+            num_events=len(self._unheard),
+            is_stopping=stop.is_set(),
+            has_failed=has_failed,
+            peak_bytes=self._peaks.most_bytes(),
+            busy_s=busy_s,
+        )
+
+    def _hear_ranks(self, failure: OutOfMemoryError | None, outcome: StepOutcome) -> None:
+        """Take in what the ranks have said with a step. Raises the errors with which it ends the run."""
+        job, shares = self._job, self._gradient.shares
+        self._stops = any(share.is_stopping for share in shares)
+        if any(share.num_events for share in shares) or len({share.cap for share in shares}) > 1:
+            self._exchange_events()
+        failed = [rank for rank, share in enumerate(shares) if share.has_failed]
+        if failed:
+            self._gradient.drop()
+            restore_random_states(outcome.random_before)
+            raise self._saved_first(failure or job.ranks.peer_failed(failed))
+
+    def _exchange_events(self) -> None:
+        """Write the events of all ranks; all go on with the lowest cap."""
+        job, mine, self._unheard = self._job, self._unheard, []
+        found = job.ranks.exchanged("events", lambda: (mine, job.cutter.state()["cap"]))
+        for rank, (events, _) in enumerate(found):
+            for event in events:
+                job.observer.write({**event, "rank": rank})
+                self.num_out_of_memory += rank != job.ranks.rank and event["event"] == "oom"
+        lowest = min((cap for _, cap in found), key=lambda cap: cap["now"])
+        before, state = job.cutter.state()["cap"]["now"], job.cutter.state()
+        job.cutter.restore({**state, "cap": lowest})
+        if lowest["now"] != before and job.ranks.is_first:
+            told = {"event": "cap", "before": before, "after": lowest["now"], "unit": job.cutter.unit}
+            job.observer.write({"step": self.state.step + 1, **told})
+
+    def _of_ranks(self, outcome: StepOutcome, peak_bytes: int) -> dict[str, Any]:
+        """Return the fields of a step's line that are there where several processes train."""
+        shares = self._gradient.shares
+        if not shares:
+            return {}
+        busy_s = [share.busy_s for share in shares]
+        return {
+            "num_micro_batches": sum(share.num_micro_batches for share in shares),
+            "peak_bytes": max(peak_bytes, *(share.peak_bytes for share in shares)),
+            "ranks": len(shares),
+            "busy": round(sum(busy_s) / len(busy_s) / max(busy_s), 4),  # share of the time until the last was done
+        }
+
     def _end_stretch(self) -> None:
         """Evaluate and save. Where evaluation runs out of memory, save; the resumed run then evaluates first."""
         self._settle()
         try:
             self._evaluate()
-        except OutOfMemoryError as error:
+        except (OutOfMemoryError, PeerError) as error:
             self._owes_evaluation = True
             raise self._saved_first(error) from None
         if self._owes_evaluation:
@@ -264,6 +330,11 @@ class Loop:
         step = self.state.step
         if self._saved_step == step:
             return
+        self._job.ranks.first_does("checkpoint", lambda: self._write_checkpoint(step, beside=beside))
+        if not self._job.ranks.is_first:
+            self._saved_step = step
+
+    def _write_checkpoint(self, step: int, *, beside: bool) -> None:
         started, ways = time.perf_counter(), iter((beside, False))  # the second is taken where a copy finds no memory
         is_beside = self._tried_twice(lambda: self._begin_checkpoint(beside=next(ways)), step=step)
         self._begun_step, self._stood_s = step, time.perf_counter() - started
@@ -326,7 +397,11 @@ class Loop:
         if event["event"] == "oom":
             self.num_out_of_memory += 1
             self._last_event = event
-        self._job.observer.write({"step": self.state.step + 1 if step is None else step, **event})
+        event = {"step": self.state.step + 1 if step is None else step, **event}
+        if self._job.ranks.is_first:
+            self._job.observer.write(event)
+        else:
+            self._unheard.append(event)
 
 
 @contextmanager

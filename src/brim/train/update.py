@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_no
 from brim.batching import StepOutcome
 from brim.batching.memory import or_explain, second_try
 from brim.config.schema import GradientClippingConfig
+from brim.distributed import Share
 from brim.errors import BrimError, OutOfMemoryError
 from brim.units import format_bytes, format_count
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from brim.train.checkpoint import TrainState
     from brim.train.gradient import Gradient, OnEvent
     from brim.train.job import TrainJob
+
+
+BrimErrorT = TypeVar("BrimErrorT", bound=BrimError)
 
 
 class WeightUpdate:
@@ -45,16 +49,19 @@ class WeightUpdate:
         self._on_event = on_event
         self._parameters = gradient.parameters
 
-    def clipped(self, outcome: StepOutcome) -> tuple[float, float]:
-        """Clip the gradient, after unscaling it; return the step's loss and the norm.
+    def clipped(self, outcome: StepOutcome, share: Share) -> tuple[float, float]:
+        """Add the gradient up over the ranks, unscale and clip it; return the step's loss and the norm.
+
+        share: what this rank says of itself; `gradient.shares` has afterwards what each has said.
 
         The device is waited for once, or twice where the loss is scaled. The norm is NaN, and nothing is done, where
         there will be no update. Raises OutOfMemoryError. Clipping in place is not retried: a second time would not give
         the same.
         """
         job = self._job
-        if self._scaler.is_enabled() and not math.isfinite(loss := outcome.loss):
-            return loss, math.nan  # after unscaling, the scaler would expect a step
+        numbers = self._gradient.gathered(outcome, share)
+        if self._scaler.is_enabled() and not math.isfinite(float(numbers.sum())):
+            return self._gradient.read(numbers.tolist()), math.nan  # after unscaling, the scaler would expect a step
 
         def clipped() -> tuple[float, float]:
             self._scaler.unscale_(job.optimizer)
@@ -63,8 +70,8 @@ class WeightUpdate:
                 on_failure=lambda message: self._on_event(failure_event("gradient norm", message)),
             )
             clip(self._parameters, norm, job.clipping)
-            *shares, found = torch.cat([outcome.losses, norm[None].to(outcome.losses.device)]).tolist()
-            return math.fsum(shares), found
+            *read, found = torch.cat([numbers, norm[None].to(numbers.device)]).tolist()
+            return self._gradient.read(read), found
 
         return or_explain(
             clipped,
@@ -127,14 +134,23 @@ class WeightUpdate:
         """Drop this step; weights and optimizer stay as they are. Raises BrimError where the run is to stop."""
         job, state = self._job, self._state
         self._gradient.drop()
-        at_fault = self._gradient.at_fault(outcome)
+        micro_batches: list[int] = []
+        rows: list[int] = []
+        total = 0
+        for found, keys, number in job.ranks.exchanged("not finite", lambda: self._at_fault(outcome, loss)):
+            micro_batches += [total + each + 1 for each in found]
+            rows, total = sorted([*rows, *keys]), total + number
+        if not micro_batches:  # each by itself is finite, and their sum is not
+            micro_batches = list(range(1, total + 1))
+            keys_of_all = job.ranks.exchanged("rows of all", lambda: self._gradient.keys_of(outcome.parts))
+            rows = sorted(key for keys in keys_of_all for key in keys)
         not_finite = NotFinite(
             step=state.step + 1,
             loss=loss,
             norm=norm,
-            micro_batches=[number + 1 for number in at_fault],
-            num_micro_batches=len(outcome.parts),
-            rows=self._gradient.keys_of([outcome.parts[number] for number in at_fault]),
+            micro_batches=micro_batches,
+            num_micro_batches=total,
+            rows=rows,
         )
         if job.on_nonfinite == "stop":
             raise not_finite.stop()
@@ -143,6 +159,11 @@ class WeightUpdate:
         if state.num_skipped_in_a_row == MOST_IN_A_ROW:
             raise not_finite.too_many()
         return not_finite
+
+    def _at_fault(self, outcome: StepOutcome, loss: float) -> tuple[list[int], list[int], int]:
+        """Return this rank's micro-batches at fault, the keys of their rows, and how many it had."""
+        found = self._gradient.at_fault(outcome, loss)
+        return found, self._gradient.keys_of([outcome.parts[number] for number in found]), len(outcome.parts)
 
 
 def clip_gradients(parameters: Sequence[Parameter], settings: GradientClippingConfig | None) -> Tensor:
@@ -248,11 +269,11 @@ def while_saving(message: str, *, step: int, done: int, saved_step: int | None) 
     )
 
 
-def with_checkpoint(error: OutOfMemoryError, *, step: int) -> OutOfMemoryError:
+def with_checkpoint(error: BrimErrorT, *, step: int) -> BrimErrorT:
     """Return the error, saying that all that had been learned is saved."""
     kept = f"the checkpoint of step {step:,} holds all that was learned" if step else "nothing had been learned yet"
     first, *others = error.problems
-    return OutOfMemoryError(replace(first, fix=f"{first.fix}. {kept[0].upper()}{kept[1:]}"), *others)
+    return type(error)(replace(first, fix=f"{first.fix}. {kept[0].upper()}{kept[1:]}"), *others)
 
 
 def _left(done: int, saved_step: int | None) -> str:

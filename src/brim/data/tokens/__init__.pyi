@@ -5,10 +5,7 @@ from .encoder import (
 )
 from .rows import (
     Batch as Batch,
-    Chat as Chat,
-    Piece as Piece,
     PromptBatch as PromptBatch,
-    Texts as Texts,
     TokenRow as TokenRow,
     TokenRows as TokenRows,
     collate as collate,
@@ -18,9 +15,12 @@ from .rows import (
     rows_of_step as rows_of_step,
 )
 from .tokenization import (
+    Chat as Chat,
     Findings as Findings,
     Limit as Limit,
     Limits as Limits,
+    Piece as Piece,
+    Texts as Texts,
     label_room as label_room,
     label_tokens as label_tokens,
     learned_label_room as learned_label_room,

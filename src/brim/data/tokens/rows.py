@@ -1,8 +1,7 @@
 """Hold token rows, what the model sees of each source row, over an Arrow table that may lie on disk.
 
 `collate` makes padded tensors of them; targets go by position, so the padding token may equal EOS. The order in which
-a run sees its rows is a pure function of the seed and of the samples consumed so far. `Texts` holds rows before they
-are tokens.
+a run sees its rows is a pure function of the seed and of the samples consumed so far.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -225,7 +225,8 @@ class TokenRows(Sequence[TokenRow]):
     """
 
     def __init__(self, table: pa.Table, indices: npt.ArrayLike | None = None) -> None:
-        self._chunks = [_Chunk(batch) for batch in table.select(_COLUMNS).to_batches() if batch.num_rows]
+        self._table = table.select(_COLUMNS)
+        self._chunks = [_Chunk(batch) for batch in self._table.to_batches() if batch.num_rows]
         self._places, self._all_keys = _places(self._chunks), _joined([chunk.keys for chunk in self._chunks])
         given = np.arange(table.num_rows) if indices is None else np.asarray(indices)
         self._indices: Integers = given.astype(np.int64)
@@ -245,6 +246,25 @@ class TokenRows(Sequence[TokenRow]):
     def from_rows(cls, rows: Iterable[TokenRow]) -> TokenRows:
         """Return a small set of rows."""
         return cls.from_blocks([list(rows)])
+
+    def save(self, folder: Path) -> None:
+        """Write the rows into a folder that is there, for `mapped`. Rows of one table share its file."""
+        import pyarrow as pa
+
+        table, name = folder / f"{id(self._table)}.arrow", folder / f"{len(list(folder.glob('*.npz')))}.npz"
+        if not table.exists():
+            with pa.ipc.new_file(table, self._table.schema) as file:
+                file.write_table(self._table)
+        np.savez(name, indices=self._indices, table=table.name)
+
+    @classmethod
+    def mapped(cls, folder: Path) -> list[TokenRows]:
+        """Return what was saved there, in that order, over memory-mapped files, which may then be removed."""
+        import pyarrow as pa
+
+        tables = {path.name: pa.ipc.open_file(pa.memory_map(str(path))).read_all() for path in folder.glob("*.arrow")}
+        files = sorted(folder.glob("*.npz"), key=lambda path: int(path.stem))
+        return [cls(tables[str(saved["table"])], saved["indices"]) for saved in map(np.load, files)]
 
     @classmethod
     def of_lengths(cls, lengths: npt.ArrayLike) -> TokenRows:
@@ -269,7 +289,8 @@ class TokenRows(Sequence[TokenRow]):
     def take(self, indices: npt.ArrayLike) -> TokenRows:
         """Return these positions, in this order, as rows over the same table."""
         taken = object.__new__(TokenRows)
-        taken._chunks, taken._places, taken._all_keys = self._chunks, self._places, self._all_keys
+        taken._table, taken._chunks = self._table, self._chunks
+        taken._places, taken._all_keys = self._places, self._all_keys
         taken._indices = self._indices[np.asarray(indices, dtype=np.int64)]
         return taken
 
@@ -408,43 +429,3 @@ def _places(chunks: Sequence[_Chunk]) -> npt.NDArray[np.int32]:
         for number, chunk in enumerate(chunks)
     ]
     return np.ascontiguousarray(np.concatenate([np.zeros((4, 0)), *columns], axis=1).T, dtype=np.int32)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Hold a part of a row's text that is encoded apart, and whether the model learns to write it."""
-
-    text: str
-    supervised: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chat:
-    """Hold what is known of a conversation beside its last prompt and answer."""
-
-    pieces: tuple[Piece, ...]  # the whole text
-    own_texts: tuple[str, ...]  # what the data says, without what the template writes around it
-    reply: str | None  # the content of the last answer, where it has one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Texts:
-    """Hold prompts and answers of some rows, as text."""
-
-    keys: npt.NDArray[np.int64]  # 0-based row numbers in the source
-    prompts: list[str]  # of a conversation: all that stands before the last answer
-    answers: list[str]  # empty when only prompts were asked for
-    chats: list[Chat] | None = None  # with `chat`, for each row
-    own_prompts: list[str] | None = None  # prompts without the examples that were retrieved for them
-
-    def only(self, numbers: Sequence[int]) -> Texts:
-        """Return some of the rows, by their positions."""
-        if len(numbers) == len(self.keys):
-            return self
-        return Texts(
-            keys=self.keys[list(numbers)],
-            prompts=[self.prompts[number] for number in numbers],
-            answers=[self.answers[number] for number in numbers] if self.answers else [],
-            chats=None if self.chats is None else [self.chats[number] for number in numbers],
-            own_prompts=None if self.own_prompts is None else [self.own_prompts[number] for number in numbers],
-        )

@@ -1,7 +1,7 @@
 """Tokenize texts and conversations into token rows, cut where a length is set; every cut goes to the ledger.
 
 Each piece of a conversation is encoded apart, as a prediction has to encode what it goes on from. A category's labels
-are tokenized in every form in which a model would write them.
+are tokenized in every form in which a model would write them. `Texts` holds rows before they are tokens.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from brim.config.schema import Config, FinetuneTrainer
 from brim.config.text import dotted
 from brim.data.read import Entry
 from brim.data.tokens.encoder import TextEncoder
-from brim.data.tokens.rows import Chat, Texts, TokenRow
+from brim.data.tokens.rows import TokenRow
 from brim.errors import ConfigError, Problem
 
 Tokens: TypeAlias = tuple[int, ...]
@@ -260,3 +261,43 @@ def _continued(texts: Sequence[str], encoder: TextEncoder) -> list[list[int]]:
     """Encode texts that follow other text: some tokenizers put a space before the first word of what they are given."""
     before, letter, both = encoder.encode([_BEFORE, "a", f"{_BEFORE}a"], special_tokens=False)
     return encoder.encode(texts, special_tokens=False) if both == before + letter else _within_text(texts, encoder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Hold a part of a row's text that is encoded apart, and whether the model learns to write it."""
+
+    text: str
+    supervised: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """Hold what is known of a conversation beside its last prompt and answer."""
+
+    pieces: tuple[Piece, ...]  # the whole text
+    own_texts: tuple[str, ...]  # what the data says, without what the template writes around it
+    reply: str | None  # the content of the last answer, where it has one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """Hold prompts and answers of some rows, as text."""
+
+    keys: npt.NDArray[np.int64]  # 0-based row numbers in the source
+    prompts: list[str]  # of a conversation: all that stands before the last answer
+    answers: list[str]  # empty when only prompts were asked for
+    chats: list[Chat] | None = None  # with `chat`, for each row
+    own_prompts: list[str] | None = None  # prompts without the examples that were retrieved for them
+
+    def only(self, numbers: Sequence[int]) -> Texts:
+        """Return some of the rows, by their positions."""
+        if len(numbers) == len(self.keys):
+            return self
+        return Texts(
+            keys=self.keys[list(numbers)],
+            prompts=[self.prompts[number] for number in numbers],
+            answers=[self.answers[number] for number in numbers] if self.answers else [],
+            chats=None if self.chats is None else [self.chats[number] for number in numbers],
+            own_prompts=None if self.own_prompts is None else [self.own_prompts[number] for number in numbers],
+        )

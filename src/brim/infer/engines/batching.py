@@ -51,6 +51,9 @@ class RowsByCost:
                 on_smaller=self._on_smaller,
             )
 
+    def state(self) -> dict[str, Any]:
+        return {"cutter": self._cutter.state()}
+
 
 # An A100 reaches 90% of its speed at about 1,000 tokens of a batch, with weights in 4 bits at 4,000: beyond four times
 # as many there is little to be had for the risk.
@@ -72,6 +75,9 @@ class RowsByTrial:
         self._on_smaller = on_smaller
         self._most_tokens = 1  # of several rows, padding included
         self._grows = True
+
+    def state(self) -> dict[str, Any]:
+        return {}
 
     def run(self, rows: TokenRows, order: NDArray[np.intp], work: Work, *, doing: Doing) -> None:
         """Run rows in batches, as Batches.run does, in this order."""
@@ -179,6 +185,10 @@ class Batches(Protocol):
         """
         ...
 
+    def state(self) -> dict[str, Any]:
+        """Return what another process needs to make batches by the same limit, as JSON."""
+        ...
+
 
 class RowsAtOnce:
     """Make batches of a number of rows that only falls. One object serves all evaluations of a run.
@@ -207,6 +217,9 @@ class RowsAtOnce:
             lower=self._halve,
             on_smaller=self.on_smaller,
         )
+
+    def state(self) -> dict[str, Any]:
+        return {"rows": self.num_rows}
 
     def _halve(self, failed: MicroBatch) -> CapChange:
         before, self.num_rows = self.num_rows, failed.num_rows // 2

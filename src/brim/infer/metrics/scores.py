@@ -152,6 +152,17 @@ class Scores:
             "num_supervised_tokens": num_tokens,
         }
 
+    def as_lists(self) -> list[list[float]]:
+        """Return the columns as plain numbers, for `joined`."""
+        return [column.tolist() for column in (self.keys, self.loss, self.num_correct, self.num_supervised)]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Sequence[Sequence[float]]], *, order: NDArray[np.intp]) -> Scores:
+        """Join what `as_lists` gave of parts of the rows. order: the place of each row behind one another."""
+        keys, loss, num_correct, num_supervised = (np.concatenate(column)[order] for column in zip(*parts, strict=True))
+        whole = {"num_correct": num_correct.astype(np.int64), "num_supervised": num_supervised.astype(np.int64)}
+        return cls(keys=keys.astype(np.int64), loss=loss, **whole)
+
     def measures(self) -> dict[str, Measure]:
         """Return the same figures, without what they are made of."""
         figures = self.summary()

@@ -36,14 +36,13 @@ def budget_of(
     """
     limits, outside_bytes = [], device.outside_bytes
     if is_at_hand and device.is_cpu:
-        limits, now_bytes = cpu_limits(trains=trains), resident_bytes()
+        limits, now_bytes = cpu_limits(trains=trains, num_processes=device.num_processes), resident_bytes()
         outside_bytes = max((outside_bytes if now_bytes is None else now_bytes + PACKING_BYTES) - held_bytes, 0)
     elif is_at_hand:
         limit, outside_bytes = _found_on_cuda(device)
         limits.append(limit)
-    limits.append(
-        Limit(num_bytes=device.memory_bytes, reason=f"{device.title} has {format_bytes(device.memory_bytes)}")
-    )
+    has = f"{device.title} has {format_bytes(device.memory_bytes)}"
+    limits.append(Limit(num_bytes=device.memory_bytes // device.num_processes, reason=has + _shared(device)))
     margin = cpu_margin(returns_at_once=returns_at_once(os.environ)) if device.is_cpu else cuda_margin()
     return decide(memory, device, limits=limits, outside_bytes=outside_bytes, margin=margin)
 
@@ -122,17 +121,23 @@ _ADDRESSES_OF_THREADS_BYTES = 2 * (8 + 64) * _MIB
 _MAPPED_FROM_BYTES = 128 * 1024
 
 
-def cpu_limits(root: Path = Path("/"), *, trains: bool = True) -> list[Limit]:
+def _shared(device: Device) -> str:
+    return f", shared by {device.num_processes} processes" if device.num_processes > 1 else ""
+
+
+def cpu_limits(root: Path = Path("/"), *, trains: bool = True, num_processes: int = 1) -> list[Limit]:
     """Return what the process may have resident in all, one limit for each bound; none where the system does not say.
 
-    root: where /proc and /sys are. trains: without a backward pass no threads are started.
+    root: where /proc and /sys are. trains: without a backward pass no threads are started. num_processes: that begin
+    together, and share what is left of the machine and of a container.
     """
     resident_bytes = _kib(root / "proc/self/status", "VmRSS")
     if resident_bytes is None:
         return []
     available = _kib(root / "proc/meminfo", "MemAvailable")
     machine = [] if available is None else [(available, "what is available on this machine")]
-    found = [*machine, *_containers(root), *_process_limits(root, _ADDRESSES_OF_THREADS_BYTES if trains else 0)]
+    shared = [(left // num_processes, reason) for left, reason in (*machine, *_containers(root))]
+    found = [*shared, *_process_limits(root, _ADDRESSES_OF_THREADS_BYTES if trains else 0)]
     return [Limit(num_bytes=resident_bytes + max(left, 0), reason=reason) for left, reason in found]
 
 
@@ -293,6 +298,7 @@ def _limit(asked: str | float, device: Device, limits: Sequence[Limit]) -> Limit
     if asked == "auto":
         return least
     num_bytes = round(asked * device.memory_bytes) if isinstance(asked, float) else parse_bytes(str(asked))
+    num_bytes //= device.num_processes
     if num_bytes > device.memory_bytes:
         has = f"{device.title} has {format_bytes(device.memory_bytes)}"
         raise ConfigError(

@@ -38,6 +38,7 @@ class Device:
     capability: tuple[int, int] | None  # compute capability; None: not known
     outside_bytes: int  # the CUDA context and the modules loaded, which PyTorch's allocator does not see
     is_cpu: bool = False
+    num_processes: int = 1  # of one run, which share a CPU's memory
 
     @property
     def has_bf16(self) -> bool:
@@ -60,13 +61,16 @@ class Device:
         return self.memory_bytes - self.outside_bytes
 
     def among(self, world_size: int) -> Device:
-        """Return the GPU as one of several: NCCL's buffers of one communicator lie outside PyTorch's allocator.
+        """Return the device as one of several. A CPU is shared by so many processes.
 
+        NCCL's buffers of one communicator lie outside PyTorch's allocator.
         They were measured as 544 MiB for two A100s that NVLink joins, 688 for more (NVIDIA/nccl issue 964); less over
         PCIe.
         """
         if world_size == 1:
             return self
+        if self.is_cpu:
+            return replace(self, num_processes=world_size)
         nccl_bytes = (544 if world_size == 2 else 688) * _MIB
         return replace(self, outside_bytes=self.outside_bytes + nccl_bytes)
 

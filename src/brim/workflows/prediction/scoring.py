@@ -6,14 +6,17 @@ Where the architecture cannot be traced, batches are tried out instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from brim.batching import cutter_of
 from brim.batching.memory import peak_meter
 from brim.data.tokens import TokenRows
-from brim.infer.engines import Batches, RowsAtOnce, RowsByCost, RowsByTrial, Smaller
+from brim.distributed import ALONE, Ranks
+from brim.infer.engines import Batches, RowsAtOnce, RowsByCost, RowsByTrial, Smaller, longest_first
 from brim.infer.metrics import Scores, score_rows
 from brim.memory.devices import settle_heap
 from brim.models import LLM
@@ -70,18 +73,57 @@ def batches_of(plan: ForwardPlan | Unplanned, device: torch.device, *, on_smalle
     return RowsByCost(plan.cutter(), on_smaller=on_smaller)
 
 
+def batches_from(state: Mapping[str, Any], device: torch.device, *, on_smaller: OnSmaller) -> Batches:
+    """Return the batches whose `state` this is."""
+    if "rows" in state:
+        return RowsAtOnce(state["rows"], on_smaller=on_smaller)
+    if "cutter" in state:
+        return RowsByCost(cutter_of(state["cutter"]), on_smaller=on_smaller)
+    return RowsByTrial(peak_meter(device), on_smaller=on_smaller)
+
+
 def scorer(
-    llm: LLM, session: Session, splits: Mapping[str, TokenRows], *, beside_bytes: int, say: Say, on_smaller: OnSmaller
+    llm: LLM,
+    session: Session,
+    splits: Mapping[str, TokenRows],
+    *,
+    beside_bytes: int,
+    say: Say,
+    on_smaller: OnSmaller,
+    ranks: Ranks = ALONE,
 ) -> Callable[[Sequence[str]], dict[str, dict[str, float]]]:
     """Return what scores splits by their names in a training, under one limit on rows. See `batches_for`.
 
-    Without splits, nothing is planned.
+    Without splits, nothing is planned. ranks: that train together, of which each scores a part of the rows; the first
+    one plans.
     """
     if not splits:
         return lambda names: {}
-    rows = list(splits.values())
-    batches = batches_for(session, rows, llm=llm, beside_bytes=beside_bytes, say=say, on_smaller=on_smaller)
-    return lambda names: {name: scored(llm, session, splits[name], batches).summary() for name in names}
+    planned: Batches | None = None
+
+    def plan() -> Mapping[str, Any]:
+        nonlocal planned
+        rows = list(splits.values())
+        planned = batches_for(session, rows, llm=llm, beside_bytes=beside_bytes, say=say, on_smaller=on_smaller)
+        return planned.state()
+
+    state = ranks.told("evaluation", plan)
+    batches = planned or batches_from(state, session.device, on_smaller=on_smaller)
+    return lambda names: {name: _scored_by(ranks, llm, session, splits[name], batches).summary() for name in names}
+
+
+def _scored_by(ranks: Ranks, llm: LLM, session: Session, rows: TokenRows, batches: Batches) -> Scores:
+    """Score rows, each rank its part of them: every so many-th of those in order of length."""
+    if not ranks.are_several:
+        return scored(llm, session, rows, batches)
+    order = longest_first(rows)
+    mine = rows.take(order[ranks.rank :: ranks.size])
+    parts = ranks.exchanged("scores", lambda: scored(llm, session, mine, batches).as_lists() if len(mine) else [])
+    return Scores.joined([part for part in parts if part], order=np.argsort(_dealt(order, ranks.size)))
+
+
+def _dealt(order: NDArray[np.intp], ranks: int) -> NDArray[np.intp]:
+    return np.concatenate([order[rank::ranks] for rank in range(ranks)])
 
 
 def scored(

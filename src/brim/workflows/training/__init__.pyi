@@ -1,3 +1,4 @@
+from .following import among as among
 from .planning import plan as plan
 from .training import (
     export_trained as export_trained,

@@ -12,10 +12,11 @@ from typing import Literal, TypeAlias
 import torch
 
 from brim.config import load_config
-from brim.config.schema import FinetuneTrainer, OptimizerConfig
+from brim.config.schema import OptimizerConfig
 from brim.data import Prepared, prepare, slip_notes
 from brim.data.read import Data, Source, read
 from brim.data.tokens import TokenRows
+from brim.distributed import ALONE, Ranks
 from brim.errors import CheckpointError
 from brim.memory.closed_form import counted_state_bytes
 from brim.models import LLM, load_llm, model_note, no_library_warnings, require_trainable, unquantised_experts
@@ -44,6 +45,15 @@ from brim.workflows.runs import (
     template_texts,
     with_day_of_run,
 )
+from brim.workflows.training.following import (
+    Evaluations,
+    begin_together,
+    follow,
+    prepared_by_one,
+    sent,
+    sent_launch,
+    step_seconds,
+)
 from brim.workflows.training.launch import Launched, room_for_copy, saving_note
 from brim.workflows.training.planning import plan_of_run, rows_note
 from brim.workflows.training.resuming import as_begun, where_it_stands, write_head
@@ -52,12 +62,23 @@ Weights: TypeAlias = Literal["best", "last"]
 
 
 def prepared_for(
-    session: Session, dataset: Data, *, resumed: RunFolder | None, notes: Sequence[str], say: Say
-) -> tuple[Session, Source, Prepared]:
+    session: Session,
+    dataset: Data,
+    *,
+    resumed: RunFolder | None,
+    notes: Sequence[str],
+    say: Say,
+    ranks: Ranks = ALONE,
+) -> tuple[Session, Source | None, Prepared]:
     """Read and split the data set of a run, with notes on what was chosen for it and what happened to its rows.
 
-    resumed: the run that is continued. notes: on the configuration, which come first.
+    resumed: the run that is continued. notes: on the configuration, which come first. ranks: of which one on each
+    machine does it, for all that are there.
     """
+    if ranks.are_several:
+        return prepared_by_one(
+            ranks, session, lambda: prepared_for(session, dataset, resumed=resumed, notes=notes, say=say)
+        )
     session = with_dataset(session, dataset)
     if resumed is not None:
         session = with_day_of_run(session, resumed)
@@ -96,7 +117,7 @@ def train_configuration(order: TrainOrder, *, observer: Observer, say: Say, weig
 @no_library_warnings()
 def train(
     session: Session,
-    source: Source,
+    source: Source | None,
     prepared: Prepared,
     *,
     output_directory: Path,
@@ -105,45 +126,52 @@ def train(
     observer: Observer,
     say: RunNotes,
     weights: Weights = "best",
+    ranks: Ranks = ALONE,
 ) -> tuple[LLM, TrainResult]:
     """Train as the session's configuration says. Return the trained model and the run's result.
 
     weights: which are exported and evaluated at the end: of the best evaluation, if there was any, or the last.
+    ranks: that train together; the first plans and writes, and the others follow it.
     Raises OutputError when the folder is taken, ConfigError when another run is to be continued, and
     KeyboardInterrupt on Ctrl-C (after a checkpoint).
     """
     trainer = session.config.finetune_trainer
+    if not ranks.is_first:
+        return follow(session, prepared, RunFolder(output_directory), ranks)
+    assert source is not None, "the first rank has read it"
     with _folder(output_directory, resume=resume) as run:
         checkpoint, state = where_it_stands(run, session, prepared, resume=resume, say=say)
         first_step = state.step
         # Planned and loaded first: what turns out not to fit, or to be unusable, leaves no half-begun run behind.
         planned = plan_of_run(as_begun(session, checkpoint, run), prepared, run, checkpoint, replan=replan, say=say)
+        ranks.told("planned", lambda: sent(planned.session))
         session, llm = _loaded(planned.session, say)
         session, launched = planned.launched(llm, session, say=say)
         length = launched.request.length
+        ranks.told("launched", lambda: sent_launch(session, launched, state, checkpoint))
+        begin_together(ranks, session, prepared, llm, step_s=step_seconds(launched.plan_in_force))
         write_head(run, session, prepared, length, launched.record, checkpoint=checkpoint)
         say.keep_in(run, step=state.step)
         plan, is_cpu = launched.plan_in_force, launched.request.device.is_cpu
-        room_bytes = room_for_copy(plan, is_cpu=is_cpu)
+        room_bytes = room_for_copy(plan, is_cpu=is_cpu, num_processes=session.num_processes)
         say(saving_note(plan, room_bytes))
         copy_bytes = plan.saved_bytes if plan is not None and is_cpu and plan.saved_bytes <= room_bytes else 0
         logs = RunLogs(run, observer, mark=checkpoint.state["logs"]["metrics"] if checkpoint else None)
-        evaluated = _splits(trainer, prepared, *(["train"] if trainer.evaluate_training_set else []), "validation")
-        in_the_end = _splits(trainer, prepared, "validation", "test")
-        splits = {name: prepared.splits[name] for name in dict.fromkeys((*evaluated, *in_the_end))}
+        evaluations = Evaluations.of(trainer, prepared)
         # All evaluations share one limit on rows, with the optimizer's state beside them, and on a CPU the copy that a
         # checkpoint is written from; training has another.
         score = scorer(
             llm,
             session,
-            splits,
+            evaluations.splits,
             beside_bytes=counted_state_bytes(trainer, llm.model) + copy_bytes,
             say=say,
             on_smaller=lambda smaller: logs.observers.write({"step": state.step, **smaller.record()}),
+            ranks=ranks,
         )
         store = CheckpointStore(run.checkpoints)
-        evaluate = (lambda: score(evaluated)) if evaluated else None
-        loop = _loop(session, launched, llm, prepared.splits["train"], state, evaluate, store, logs, room_bytes)
+        evaluate = (lambda: score(evaluations.during)) if evaluations.during else None
+        loop = _loop(session, launched, llm, prepared.splits["train"], state, evaluate, store, logs, room_bytes, ranks)
         # Weights, and states, that keep more bits than were asked for.
         experts = unquantised_experts(llm.model) if session.config.quantization is not None else None
         states = states_in_32_bits(trainer.optimizer, [p for p in llm.model.parameters() if p.requires_grad])
@@ -163,13 +191,14 @@ def train(
             seconds = time.perf_counter() - started
             launched.remember(loop.peaks, llm.device)
             llm.model.eval()
-            _settle_weights(weights, llm, store, loop.state, say)
-            metrics = score(in_the_end)
+            ranks.told("weights", lambda: _settle_weights(weights, llm, store, loop.state, say))
+            metrics = score(evaluations.in_the_end)
             if "test" in metrics:
                 logs.observers.write({"step": loop.state.step, "split": "test", **metrics["test"]})
         for line in _what_went_wrong(loop, run):
             say(line)
         result = _exported(run, session, source, prepared, llm, loop.state, metrics=metrics, seconds=seconds)
+        ranks.told("exported", lambda: result.best_step)
         return llm, replace(result, num_new_steps=loop.state.step - first_step)
 
 
@@ -183,6 +212,7 @@ def _loop(
     store: CheckpointStore,
     logs: RunLogs,
     room_bytes: int,
+    ranks: Ranks,
 ) -> Loop:
     """Build the loop over these rows as it was planned."""
     job = build_job(
@@ -198,6 +228,7 @@ def _loop(
         observer=logs.observers,
         sync_logs=logs.sync,
         copy_room_bytes=room_bytes,
+        ranks=ranks,
     )
     return Loop(job, state)
 
@@ -283,21 +314,22 @@ def _on_logs(logs: RunLogs, run: RunFolder) -> Iterator[Note]:
         yield warning(f"{damaged}: lines were changed or lost", topic="run")
 
 
-def _settle_weights(weights: Weights, llm: LLM, store: CheckpointStore, state: TrainState, say: Say) -> None:
-    """Put the weights into the model that were asked for, where they are not the last ones."""
+def _settle_weights(weights: Weights, llm: LLM, store: CheckpointStore, state: TrainState, say: Say) -> int | None:
+    """Put the weights into the model that were asked for, where they are not the last ones; return whose they are."""
     if state.best_step is None or state.best_step == state.step:
-        return
+        return None
     if weights == "last":
         state.best_step = state.step
-        return
+        return None
     try:
         best = store.load_tensors(state.best_step, "model")
     except CheckpointError as error:
         say(f"{error.problems[0].what}: the weights of the last step, {state.step:,}, are kept instead of the best")
         state.best_step = state.step
-        return
+        return None
     restore_weights(llm.model, best)
     say(f"kept the weights of step {state.best_step:,}, the best on the validation rows")
+    return state.best_step
 
 
 def _what_went_wrong(loop: Loop, run: RunFolder) -> Iterator[str]:
@@ -314,8 +346,3 @@ def _what_went_wrong(loop: Loop, run: RunFolder) -> Iterator[str]:
             f"memory ran out {format_count(num_times, 'time')} in training, and the steps were repeated in smaller "
             f"micro-batches: each was made once, on all of its rows. Look for `oom` in {run.metrics.name}"
         )
-
-
-def _splits(trainer: FinetuneTrainer, prepared: Prepared, *names: str) -> tuple[str, ...]:
-    """Return those of the splits that have rows; none where the run evaluates nothing."""
-    return () if trainer.skip_all_evaluation else tuple(name for name in names if prepared.num_rows[name])

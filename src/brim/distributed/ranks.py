@@ -1,0 +1,280 @@
+"""Join the processes of one run: tell them what was decided, exchange what each has found, and end together.
+
+Each process ("rank") runs the same code. What depends on a machine, such as free memory and timings, the first rank
+measures and tells the others; what follows from that, each computes itself. Decisions travel through the launcher's
+small store and not through collectives: a collective times out, and reading data or writing a checkpoint may take an
+hour. Whoever waits there for another rank sees its pulse, so that one that was stopped is not waited for for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from brim.distributed.launch import Place
+from brim.errors import BrimError
+from brim.units import format_count, format_seconds
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch._C._distributed_c10d import Store
+
+T = TypeVar("T")
+
+_PULSE_S = 2.0
+_POLL_S = 0.005  # at first; it grows to a quarter of a second
+_SLOWEST_POLL_S = 0.25
+_LEAST_TIMEOUT_S = 60.0
+_STEPS_IN_TIMEOUT = 10  # a step that takes ten times as long as predicted hangs
+_OVER = "over"
+
+
+class PeerError(BrimError):
+    """Tell that another rank has failed or does not answer. What it died of, it says itself."""
+
+
+class Ranks:
+    """Stand for all processes of a run, as one of them sees them. `ALONE` is the only process of its run."""
+
+    def __init__(self, place: Place, store: Store | None = None) -> None:
+        self.place = place
+        self.timeout_s = _LEAST_TIMEOUT_S
+        self._store = store
+        self._counts: dict[str, int] = {}  # of the times that a name was used
+        self._pulse: threading.Event | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
+
+    @property
+    def size(self) -> int:
+        return self.place.world_size
+
+    @property
+    def are_several(self) -> bool:
+        return self.size > 1
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def told(self, name: str, make: Callable[[], T]) -> T:
+        """Return what the first rank makes, which is plain JSON; the others wait for it.
+
+        Raises PeerError where the first one ends, or does not answer any more.
+        """
+        if not self.are_several:
+            return make()
+        if self.is_first:
+            value = make()
+            self._set(self._key(name), value)
+            return value
+        heard: T = self._heard(self._key(name), of=0)
+        return heard
+
+    def heard(self, name: str) -> Any:
+        """Return what the first rank tells, in another one."""
+        return self._heard(self._key(name), of=0)
+
+    def first_does(self, name: str, action: Callable[[], object]) -> None:
+        """Have the first rank do something, while the others wait outside any collective."""
+
+        def done() -> bool:
+            action()
+            return True
+
+        self.told(name, done)
+
+    def local_first_does(self, name: str, make: Callable[[], T]) -> T:
+        """Return what the first rank of this machine makes, plain JSON; the others of the machine wait for it."""
+        place, local_first = self.place, self.rank - self.place.local_rank
+        key = self._key(f"{name}-{local_first}")
+        if place.local_rank == 0:
+            value = make()
+            if self.are_several:
+                self._set(key, value)
+            return value
+        heard: T = self._heard(key, of=local_first)
+        return heard
+
+    def exchanged(self, name: str, make: Callable[[], T]) -> list[T]:
+        """Return what each rank makes, plain JSON, in their order.
+
+        A BrimError of one is raised there once all have heard of it; the others raise PeerError.
+        """
+        if not self.are_several:
+            return [make()]
+        number = self._counts.get(name, 0)
+        key = self._key(name)
+        if number >= 2:  # who reads this exchange has read the last but one
+            assert self._store is not None, "there are several"
+            with suppress(RuntimeError):
+                self._store.delete_key(f"{name}-{number - 2}/{self.rank}")
+        failure = None
+        try:
+            said: Any = {"value": make()}
+        except BrimError as error:
+            failure, said = error, {"failed": True}
+        self._set(f"{key}/{self.rank}", said)
+        heard = [said if rank == self.rank else self._heard(f"{key}/{rank}", of=rank) for rank in range(self.size)]
+        if failure is not None:
+            raise failure
+        failed = [rank for rank, each in enumerate(heard) if "failed" in each]
+        if failed:
+            raise self.peer_failed(failed)
+        return [each["value"] for each in heard]
+
+    def agree(self, digests: Mapping[str, str]) -> None:
+        """Compare what every rank must have alike. Raises BrimError that names what differs."""
+        others = self.exchanged("digests", lambda: dict(digests))
+        for name, digest in digests.items():
+            strange = [rank for rank, each in enumerate(others) if each.get(name) != others[0].get(name)]
+            if strange:
+                raise BrimError(
+                    what=f"{name} differs between the processes: {_ranks(strange)} and rank 0 do not have the same",
+                    expected=f"the same on every machine ({digest[:60]} here)",
+                    fix="give every machine the same files, packages and configuration",
+                )
+
+    def add(self, tensor: Tensor) -> None:
+        """Add a tensor up over all ranks, in place. Raises PeerError where one has ended, or does not answer."""
+        import torch.distributed as dist
+
+        try:
+            dist.all_reduce(tensor)
+        except RuntimeError as error:  # DistBackendError is one
+            raise self._lost(error) from error
+
+    def copy_from_first(self, tensor: Tensor) -> None:
+        """Fill a tensor with the first rank's. Raises PeerError as `add` does."""
+        import torch.distributed as dist
+
+        try:
+            dist.broadcast(tensor, src=0)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    def expect_steps_of(self, seconds: float | None) -> None:
+        """Set the time after which a rank that does not answer is given up; by the predicted time of a step.
+
+        seconds: None where it is not known; then a step may take ten minutes.
+        """
+        self.timeout_s = max(_LEAST_TIMEOUT_S, _STEPS_IN_TIMEOUT * (_LEAST_TIMEOUT_S if seconds is None else seconds))
+        if self.are_several:
+            from torch.distributed.distributed_c10d import _set_pg_timeout
+
+            _set_pg_timeout(timedelta(seconds=math.ceil(self.timeout_s)))
+
+    def peer_failed(self, ranks: Sequence[int]) -> PeerError:
+        """Return the error that ends this rank since others have failed."""
+        return PeerError(what=f"{_ranks(ranks)} failed, so this process ends, too", fix="see what was said there")
+
+    def _lost(self, error: RuntimeError) -> PeerError:
+        first_line = str(error).splitlines()[0][:200]
+        return PeerError(
+            what=f"another process of the run ended, or did not answer within {format_seconds(self.timeout_s)}: "
+            f"{first_line}",
+            fix="see what the others said; then continue with --resume",
+        )
+
+    def _key(self, name: str) -> str:
+        number = self._counts.get(name, 0)
+        self._counts[name] = number + 1
+        return f"{name}-{number}"
+
+    def _set(self, key: str, value: object) -> None:
+        assert self._store is not None, "there are several"
+        self._store.set(key, json.dumps(value))
+
+    def _heard(self, key: str, *, of: int) -> Any:
+        """Wait for what a rank says, as long as it lives."""
+        assert self._store is not None, "there are several"
+        wait_s, pulse, seen_at_s = _POLL_S, b"", time.monotonic()
+        try:
+            while not self._store.check([key]):
+                if self._store.check([_OVER]):
+                    raise self.peer_failed([int(self._store.get(_OVER))])
+                now_s = time.monotonic()
+                beats = self._store.get(f"pulse/{of}") if self._store.check([f"pulse/{of}"]) else b""
+                if beats != pulse:
+                    pulse, seen_at_s = beats, now_s
+                if now_s - seen_at_s > self.timeout_s:
+                    raise PeerError(
+                        what=f"rank {of} has not shown a sign of life for {format_seconds(self.timeout_s)}",
+                        fix="see what it said; then continue with --resume",
+                    )
+                time.sleep(wait_s)
+                wait_s = min(1.5 * wait_s, _SLOWEST_POLL_S)
+            return json.loads(self._store.get(key))
+        except RuntimeError as error:  # the store is gone: the launcher has ended
+            raise self._lost(error) from error
+
+    def _live(self) -> threading.Event:
+        """Show a pulse from now on, in a thread, until the event is set."""
+        over, store, key = threading.Event(), self._store, f"pulse/{self.rank}"
+        assert store is not None, "there are several"
+
+        def beat() -> None:
+            number = 0
+            with suppress(RuntimeError):
+                while not over.is_set():
+                    store.set(key, str(number := number + 1))
+                    over.wait(_PULSE_S)
+
+        threading.Thread(target=beat, name="pulse", daemon=True).start()
+        return over
+
+    def _end(self) -> None:
+        """Let the others know that this rank ends before its time."""
+        with suppress(RuntimeError):
+            if self._store is not None and not self._store.check([_OVER]):
+                self._store.set(_OVER, str(self.rank))
+
+
+ALONE = Ranks(Place())
+
+
+@contextmanager
+def joined(place: Place) -> Iterator[Ranks]:
+    """Join the processes of a run for the time of a block. A GPU each, or the CPU through gloo where there are none."""
+    if place.world_size == 1:
+        yield ALONE
+        return
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(place.local_rank)
+    start = timedelta(seconds=_STEPS_IN_TIMEOUT * _LEAST_TIMEOUT_S)
+    store, _, _ = next(rendezvous("env://", timeout=start))
+    dist.init_process_group(
+        "nccl" if torch.cuda.is_available() else "gloo",
+        store=PrefixStore("collectives", store),
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=start,
+    )
+    ranks = Ranks(place, PrefixStore("brim", store))
+    pulse = ranks._live()
+    try:
+        yield ranks
+    except BaseException:
+        ranks._end()
+        raise
+    finally:
+        pulse.set()
+        dist.destroy_process_group()
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    named = ", ".join(map(str, ranks[:4])) + (" …" if len(ranks) > 4 else "")
+    return f"rank {named}" if len(ranks) == 1 else f"{format_count(len(ranks), 'rank')} ({named})"

@@ -1,0 +1,151 @@
+"""Add up the ranks' gradients, once a step, with the few numbers that travel with them.
+
+Gradients are views into flat buckets, so that no second copy of them is made. A rank may have had no micro-batch. A
+weight that no rank's loss has reached keeps no gradient, as in one process, so that its optimizer leaves it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from brim.distributed.ranks import Ranks
+from brim.errors import BrimError
+
+MOST_BUCKET_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Say what a rank did in a step. Each number is exact in fp64."""
+
+    num_rows: int = 0
+    num_micro_batches: int = 0
+    digest: int = 0  # of how the step was dealt, below 2**32: all ranks must have computed the same
+    cap: int = 0  # of the cutter, after the step
+    num_events: int = 0  # that are to be exchanged
+    is_stopping: bool = False
+    has_failed: bool = False
+    peak_bytes: int = 0
+    busy_s: float = 0.0
+
+
+_FIELDS = tuple(field.name for field in fields(Share))
+
+
+class Reduction:
+    """Hold the buckets of these parameters' gradients, and add them up over the ranks.
+
+    The sums are the same on all ranks, and for the same ranks to the bit those of any repetition.
+    """
+
+    def __init__(self, ranks: Ranks, parameters: Sequence[nn.Parameter]) -> None:
+        self._ranks, self._parameters = ranks, parameters
+        self._buckets: list[Tensor] = []
+        self._views: list[Tensor] = []
+        for bucket in _buckets(parameters):
+            first = bucket[0]
+            flat = torch.zeros(sum(each.numel() for each in bucket), dtype=first.dtype, device=first.device)
+            self._buckets.append(flat)
+            sizes = [each.numel() for each in bucket]
+            self._views += [view.view(each.shape) for view, each in zip(torch.split(flat, sizes), bucket, strict=True)]
+        self._unreached = list(range(len(parameters)))  # by no rank's loss so far
+        self._reached: set[int] = set()  # by this rank's, of them
+        self._hooks: dict[int, RemovableHandle] = {
+            number: parameter.register_post_accumulate_grad_hook(partial(self._reach, number))  # type: ignore[no-untyped-call]
+            for number, parameter in enumerate(parameters)
+        }
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of all buckets."""
+        return sum(bucket.nbytes for bucket in self._buckets)
+
+    def clear(self) -> None:
+        """Begin a sum: every gradient is zero."""
+        for bucket in self._buckets:
+            bucket.zero_()
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.grad = view
+
+    def run(self, losses: Tensor, share: Share) -> Tensor:
+        """Add up gradients and numbers; return the numbers, a vector in fp64 on the device.
+
+        losses: of this rank's micro-batches, their shares of the step's loss.
+        """
+        numbers = [0.0] * (self._ranks.size * len(_FIELDS))
+        start = self._ranks.rank * len(_FIELDS)
+        numbers[start : start + len(_FIELDS)] = map(float, astuple(share))
+        numbers += [float(number in self._reached) for number in self._unreached]
+        device = self._parameters[0].device
+        vector = torch.cat(
+            [losses.double().sum()[None].to(device), torch.tensor(numbers, dtype=torch.float64).to(device)]
+        )
+        if share.has_failed:
+            self.clear()  # a failed pass leaves parts of a gradient, or none
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            if parameter.grad is not view:
+                assert parameter.grad is None, "a gradient beside its bucket"
+        for bucket in self._buckets:
+            self._ranks.add(bucket)
+        self._ranks.add(vector)
+        return vector
+
+    def read(self, numbers: Sequence[float]) -> tuple[float, list[Share]]:
+        """Read the vector, once it is on the host: the step's loss, and what each rank did.
+
+        Takes the gradients away of weights that no loss has reached.
+        Raises BrimError where the ranks did not compute the same plan.
+        """
+        loss, *rest = numbers
+        width, size = len(_FIELDS), self._ranks.size
+        shares = [_share(rest[rank * width : (rank + 1) * width]) for rank in range(size)]
+        reached = dict(zip(self._unreached, rest[size * width :], strict=True))
+        for number, times in reached.items():
+            if times:
+                self._hooks.pop(number).remove()
+            else:
+                self._parameters[number].grad = None
+        self._unreached = [number for number, times in reached.items() if not times]
+        if len({share.digest for share in shares}) > 1:
+            raise BrimError(
+                what="the processes of this run have cut a step differently",
+                expected="the same rows, configuration and versions of packages on every machine",
+                fix="compare the packages of the machines (environment.json has those of the first)",
+            )
+        return loss, shares
+
+    def close(self) -> None:
+        """Let go of the parameters."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks = {}
+
+    def _reach(self, number: int, parameter: Tensor) -> None:
+        self._reached.add(number)
+
+
+def _share(numbers: Sequence[float]) -> Share:
+    kinds: dict[str, Callable[[float], Any]] = {"busy_s": float, "is_stopping": bool, "has_failed": bool}
+    return Share(**{name: kinds.get(name, int)(number) for name, number in zip(_FIELDS, numbers, strict=True)})
+
+
+def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Yield neighbours of one dtype and device, together at most MOST_BUCKET_BYTES, or one by itself."""
+    bucket: list[nn.Parameter] = []
+    num_bytes = 0
+    for parameter in parameters:
+        is_alike = not bucket or (parameter.dtype, parameter.device) == (bucket[0].dtype, bucket[0].device)
+        if bucket and not (is_alike and num_bytes + parameter.nbytes <= MOST_BUCKET_BYTES):
+            yield bucket
+            bucket, num_bytes = [], 0
+        bucket.append(parameter)
+        num_bytes += parameter.nbytes
+    if bucket:
+        yield bucket
