@@ -32,6 +32,7 @@ _POLL_S = 0.005  # at first; it grows to a quarter of a second
 _SLOWEST_POLL_S = 0.25
 _LEAST_TIMEOUT_S = 60.0
 _STEPS_IN_TIMEOUT = 10  # a step that takes ten times as long as predicted hangs
+_FAREWELL_S = 3.0  # for the others to hear that this rank has failed
 _OVER = "over"
 
 
@@ -237,6 +238,16 @@ class Ranks:
             if self._store is not None and not self._store.check([_OVER]):
                 self._store.set(_OVER, str(self.rank))
 
+    def _leave(self, *, within_s: float) -> None:
+        """Say that this rank has heard all. The first, which may hold the store, waits for the others to say so."""
+        assert self._store is not None, "there are several"
+        with suppress(RuntimeError):
+            self._store.set(f"left/{self.rank}", "")
+            until_s = time.monotonic() + within_s
+            others = [f"left/{rank}" for rank in range(1, self.size)] if self.is_first else []
+            while others and not self._store.check(others) and time.monotonic() < until_s:
+                time.sleep(_POLL_S)
+
 
 ALONE = Ranks(Place())
 
@@ -269,7 +280,10 @@ def joined(place: Place) -> Iterator[Ranks]:
         yield ranks
     except BaseException:
         ranks._end()
+        ranks._leave(within_s=_FAREWELL_S)
         raise
+    else:
+        ranks._leave(within_s=ranks.timeout_s)
     finally:
         pulse.set()
         dist.destroy_process_group()

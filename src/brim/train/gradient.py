@@ -105,7 +105,10 @@ class Gradient:
             return outcome.losses
         num_rows, parts = len(self._indices), len(outcome.parts)
         share = replace(share, num_rows=num_rows, num_micro_batches=parts, digest=self._digest)
-        return self._reduction.run(outcome.losses, share)
+        numbers = self._reduction.run(outcome.losses, share)
+        if self._norms is not None:  # before anything is clipped
+            self._norms.end_sum([p.grad for p in self.parameters if p.grad is not None])
+        return numbers
 
     def read(self, numbers: Sequence[float]) -> float:
         """Return the step's loss, once the numbers are on the host; set `shares`."""
@@ -126,12 +129,10 @@ class Gradient:
         if self._norms is None or self._reduction is None:
             return
         norms, self._norms = self._norms, None
-        of_sum = norms.squared_of([p.grad for p in self.parameters if p.grad is not None])
         found = self._job.ranks.exchanged("noise", lambda: self._squares_of(outcome.parts, norms))
-        squares = [square for of_rank in found for square in of_rank[0][: len(of_rank[1])]]
+        squares = [square for of_rank in found for square in of_rank[0][:-1]]
         weights = [weight for of_rank in found for weight in of_rank[1]]
-        scale = self._scaler.get_scale()
-        self.noise = self._noise_of(([*squares, of_sum / scale**2], weights), num_rows=num_rows)
+        self.noise = self._noise_of(([*squares, found[0][0][-1]], weights), num_rows=num_rows)
 
     def at_fault(self, outcome: StepOutcome, loss: float) -> list[int]:
         """Find the micro-batches whose loss is not finite; else those whose gradient is not, each replayed by itself.
@@ -273,10 +274,9 @@ class GradientNorms:
         norms = iter(torch.cat(self._groups).tolist())
         return [math.fsum(next(norms) ** 2 for _ in range(len(group))) for group in self._groups]
 
-    @staticmethod
-    def squared_of(gradients: Sequence[Tensor]) -> float:
-        """Return the squared norm over gradients; one wait for the device."""
-        return math.fsum(norm**2 for norm in torch.stack([_norm(gradient) for gradient in gradients]).tolist())
+    def end_sum(self, gradients: Iterable[Tensor]) -> None:
+        """Measure another sum in place of that of the groups."""
+        self._groups[-1] = self._stacked(_norm(gradient) for gradient in gradients)
 
     def _take(self, number: int, parameter: Tensor) -> None:
         gradient = parameter.grad

@@ -1,0 +1,176 @@
+"""A run in several processes is the run in one: the same rows in the same steps, and the same losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from tests.distributed.several import results, together
+from tests.gallery import OUT, usual
+
+import brim
+
+pytestmark = [
+    pytest.mark.run,
+    pytest.mark.skipif(torch.cuda.is_available() or not hasattr(os, "fork"), reason="a fork, where no CUDA has begun"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Python 3.12: other threads, which do nothing here
+]
+
+LORA = {"adapter": {"type": "lora", "r": 4, "dropout": 0.1}}
+KINDS = {
+    "lora": (LORA, {"dropout_by_row": True}),
+    "packed": (LORA, {"dropout_by_row": True, "packing": True}),
+    "sgd": ({"adapter": None}, {"optimizer": {"type": "sgd"}, "learning_rate": 0.1}),
+    "adam": ({"adapter": None}, {"optimizer": {"type": "adamw"}, "learning_rate": 0.001, "noise_scale_every": 3}),
+    "4 bits": ({**LORA, "quantization": {"bits": 4}}, {"dropout_by_row": True}),
+}
+
+
+def train(config, output: Path, *, ranks: int, resume: bool = False, observer=None, each=lambda rank: None):
+    """Train in so many processes; return how they ended. observer: of the first. each: is called in each before."""
+
+    def work(rank: int):
+        each(rank)
+        watch = observer if rank == 0 else None
+        done = brim.Model(config).train(output_directory=output, resume=resume, observer=watch, say=None)
+        return {"steps": done.num_steps, "metrics": done.metrics, "best": done.best_step}
+
+    if ranks == 1:
+        return [work(0)]
+    return together(ranks, work, folder=output.parent / f"{output.name}-ranks")
+
+
+def log(output: Path):
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(output: Path):
+    return [
+        (record["step"], record["split"], record["num_samples"], record["loss"])
+        for record in log(output)
+        if "loss" in record and "num_samples" in record
+    ]
+
+
+def assert_alike(one: Path, other: Path, *, within: float) -> None:
+    assert [each[:3] for each in losses(one)] == [each[:3] for each in losses(other)]
+    assert [each[3] for each in losses(one)] == pytest.approx([each[3] for each in losses(other)], rel=within)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_is_that_of_one_process(kind, tiny_base, sums_file, tmp_path):
+    changes, trainer = KINDS[kind]
+    config = usual(tiny_base, dataset=str(sums_file), trainer={**trainer, "batch_size": 2}, **changes)
+    alone = train(config, tmp_path / "1", ranks=1)[0]
+    for ranks in (2, 4) if kind == "lora" else (2,):
+        told = results(train(config, tmp_path / str(ranks), ranks=ranks))
+        assert_alike(tmp_path / "1", tmp_path / str(ranks), within=1e-4 if kind == "adam" else 1e-5)
+        assert all(each == told[0] for each in told)
+        assert told[0]["steps"] == alone["steps"]
+        assert told[0]["best"] == alone["best"]
+        steps = [record for record in log(tmp_path / str(ranks)) if "learning_rate" in record]
+        assert {record["ranks"] for record in steps} == {ranks}
+    if kind == "adam":
+        noise = [
+            [record["squared_gradient"] for record in log(tmp_path / name) if "noise_scale" in record] for name in "12"
+        ]
+        assert len(noise[0]) > 1
+        assert noise[1] == pytest.approx(noise[0], rel=1e-3)
+
+
+def test_the_same_ranks_give_the_same_bits(tiny_base, sums_file, tmp_path):
+    config = usual(
+        tiny_base, dataset=str(sums_file), trainer={"batch_size": 2}, adapter={"type": "lora", "dropout": 0.1}
+    )
+    models = []
+    for name in "ab":
+        results(train(config, tmp_path / name, ranks=2))
+        models.append((tmp_path / name / "model" / "adapter_model.safetensors").read_bytes())
+    assert models[0] == models[1]
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+
+
+class KilledAfter(brim.Observer):
+    def __init__(self, step):
+        self._step = step
+
+    def write(self, record):
+        if record["step"] == self._step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_run_goes_on_with_any_number_of_ranks(tiny_base, sums_file, tmp_path):
+    config = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 2, "steps_per_checkpoint": 2})
+    train(config, tmp_path / "1", ranks=1)
+    ended = train(config, tmp_path / "parts", ranks=2, observer=KilledAfter(5))
+    assert ended[0].code == -signal.SIGKILL
+    assert ended[1].code != 0
+    ended = train(config, tmp_path / "parts", ranks=4, resume=True, observer=KilledAfter(7))
+    assert ended[0].code == -signal.SIGKILL
+    train(config, tmp_path / "parts", ranks=1, resume=True)
+    assert_alike(tmp_path / "1", tmp_path / "parts", within=1e-5)
+
+
+class Scarce:
+    """Has the model run out of memory on one rank, where a micro-batch has more than so many rows; so often."""
+
+    def __init__(self, rank: int, *, most_rows: int, times: int = 1 << 30) -> None:
+        self._rank, self._most_rows, self._times = rank, most_rows, times
+
+    def __call__(self, rank: int) -> None:
+        from brim.train import gradient
+
+        if rank != self._rank:
+            return
+        whole = gradient.next_token_loss
+
+        def scarce(model, batch, **others):
+            if len(batch.input_ids) > self._most_rows and self._times:
+                self._times -= 1
+                raise torch.OutOfMemoryError(OUT)
+            return whole(model, batch, **others)
+
+        patch.object(gradient, "next_token_loss", scarce).start()
+
+
+def test_memory_that_runs_out_on_a_rank_lowers_the_limit_of_all(tiny_base, sums_file, tmp_path):
+    config = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 4})
+    train(config, tmp_path / "1", ranks=1)
+    results(train(config, tmp_path / "2", ranks=2, each=Scarce(1, most_rows=2)))
+    assert_alike(tmp_path / "1", tmp_path / "2", within=1e-5)
+    events = [record for record in log(tmp_path / "2") if "event" in record]
+    assert [(each["step"], each["rank"]) for each in events if each["event"] == "oom"] == [(1, 1)]
+    assert [each["after"] for each in events if each["event"] == "cap" and "rank" not in each] == [2]
+    steps = [record for record in log(tmp_path / "2") if "learning_rate" in record]
+    assert [record["num_micro_batches"] for record in steps[:2]] == [3, 4]
+
+
+def test_a_row_that_does_not_fit_on_a_rank_ends_all_with_a_checkpoint(tiny_base, sums_file, tmp_path):
+    config = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 4, "steps_per_checkpoint": 100})
+    ended = train(config, tmp_path / "2", ranks=2, each=Scarce(1, most_rows=0), observer=None)
+    assert [each.code for each in ended] == [1, 1]
+    assert "OutOfMemoryError: step 1: row" in ended[1].error
+    assert "PeerError" in ended[0].error
+
+
+def test_a_loss_that_is_not_finite_on_a_rank_is_left_out_by_all(tiny_base, sums_file, tmp_path):
+    def spoiled(rank: int) -> None:
+        from brim.train import gradient
+
+        whole, calls = gradient.next_token_loss, []
+
+        def loss(model, batch, **others):
+            calls.append(batch)
+            return whole(model, batch, **others) * (float("nan") if rank == 1 and len(calls) == 3 else 1.0)
+
+        patch.object(gradient, "next_token_loss", loss).start()
+
+    config = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 2, "on_nonfinite": "skip"})
+    results(train(config, tmp_path / "2", ranks=2, each=spoiled))
+    skipped = [record for record in log(tmp_path / "2") if record.get("event") == "skipped"]
+    assert [(each["step"], each["cause"], len(each["rows"])) for each in skipped] == [(2, "loss", 2)]
