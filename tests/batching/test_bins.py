@@ -57,6 +57,17 @@ def test_rows_that_are_over_the_cap_alone_need_not_be_the_longest(lengths, some,
     assert totals.num_micro_batches == len(cuts)
 
 
+@given(lengths=LENGTHS, capacity=st.integers(120, 400), ranks=st.integers(1, 6))
+def test_the_fewest_bins_that_fill_the_last_round_of_ranks(lengths, capacity, ranks):
+    lengths = sorted(lengths, reverse=True)
+    capacities = [capacity] * len(lengths)
+    found = fewest_bins(lengths, capacities, ranks=ranks)
+    assert sorted(row for each in found for row in each) == list(range(len(lengths)))
+    assert all(sum(lengths[row] for row in each) <= capacity for each in found)
+    fewest = len(fewest_bins(lengths, capacities))
+    assert len(found) == min(-(-fewest // ranks) * ranks, len(lengths))
+
+
 @given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=7), capacity=st.integers(20, 60))
 def test_no_fewer_bins_would_do(lengths, capacity):
     lengths = sorted(lengths, reverse=True)

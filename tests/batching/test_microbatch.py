@@ -3,6 +3,8 @@
 import json
 import math
 from dataclasses import asdict
+from itertools import pairwise
+from math import inf
 
 import numpy as np
 import pytest
@@ -10,9 +12,9 @@ from hypothesis import given, strategies as st
 from tests.batching.cost_examples import costs, cut, jagged_surfaces, linear_costs, rising_surfaces
 from tests.properties import examples
 
-from brim.batching import ByLength, ByRows, CapChange
+from brim.batching import ByLength, ByRows, CapChange, by_costs
 from brim.batching.microbatch import FIRST_WAIT_STEPS, Cap, cut_by_rows
-from brim.batching.partition import MOST_ROWS_FOR_ALL_PAIRS
+from brim.batching.partition import MOST_ROWS_FOR_ALL_PAIRS, Terms, borders
 
 LENGTHS = st.lists(st.integers(1, 120), min_size=1, max_size=40)
 
@@ -82,9 +84,10 @@ def test_a_cut_covers_every_row_once_and_respects_the_cap(lengths, costs, share,
     lengths=st.lists(st.integers(1, 120), min_size=1, max_size=6),
     costs=costs(time=rising_surfaces()),
     share=st.floats(0, 1),
+    limit=st.floats(0, 3000),
 )
 def test_no_partition_at_all_takes_less_time_and_the_largest_are_the_fewest_with_the_least_padding(
-    lengths, costs, share
+    lengths, costs, share, limit
 ):
     def size(shapes):
         return len(shapes), sum(rows * length for rows, length in shapes)
@@ -96,6 +99,16 @@ def test_no_partition_at_all_takes_less_time_and_the_largest_are_the_fewest_with
         min(total_seconds(costs, some) for some in allowed), rel=1e-12
     )
     assert size(shapes_of(cut(lengths, **settings, largest=True))) == min(map(size, allowed))
+    # Under a limit on the seconds of a micro-batch, which a row alone may exceed.
+    allowed = [some for some in allowed if all(rows == 1 or costs.seconds(rows, longest) <= limit
+                                               for rows, longest in some)]  # fmt: skip
+    in_order = np.sort(np.array(lengths))[::-1]
+    _, bounds = borders(Terms(**settings), in_order, limits=[inf, limit])
+    found = [(stop - start, in_order[start]) for start, stop in pairwise(bounds)]
+    assert total_seconds(costs, found) == pytest.approx(min(total_seconds(costs, some) for some in allowed), rel=1e-12)
+    _, bounds = borders(Terms(**settings, largest=True), in_order, limits=[inf, limit])
+    found = [(stop - start, in_order[start]) for start, stop in pairwise(bounds)]
+    assert size(found) == min(map(size, allowed))
 
 
 @given(lengths=LENGTHS, costs=costs(), share=st.floats(0, 1))
@@ -148,6 +161,25 @@ def test_a_large_batch_is_covered_under_the_cap_too(seed, num_rows, costs, large
     assert sorted(np.concatenate([micro_batch.rows for micro_batch in cuts]).tolist()) == list(range(num_rows))
     assert all(micro_batch.peak_bytes <= cap_bytes for micro_batch in cuts)
     assert all(micro_batch.padded_length == lengths[micro_batch.rows].max() for micro_batch in cuts)
+
+
+@pytest.mark.parametrize("num_rows", [40, MOST_ROWS_FOR_ALL_PAIRS + 100])
+@pytest.mark.parametrize("largest", [False, True])
+def test_cuts_to_be_dealt_have_ever_larger_micro_batches(num_rows, largest):
+    lengths = np.random.default_rng(0).integers(1, 120, num_rows)
+    cutter = by_costs(linear_costs(), cap_bytes=1000 + 10 * 5000, largest=largest)
+    first, *others = cutter.cuts(lengths, ranks=4)
+    assert shapes(first) == shapes(cutter.cut(lengths))
+    for parts in others:
+        assert sorted(np.concatenate([part.rows for part in parts]).tolist()) == list(range(num_rows))
+        assert all(part.peak_bytes <= cutter.cap_bytes for part in parts)
+        assert [part.seconds for part in parts] == [float(linear_costs().seconds(*shape)) for shape in shapes_of(parts)]
+    longest = [max(part.seconds for part in parts) for parts in others]
+    assert longest == sorted(longest)
+    assert longest[-1] <= 1.2 * (total_seconds(linear_costs(), shapes_of(first)) + 4) / 4
+    numbers = [len(parts) for parts in [*others, first]]
+    assert numbers == sorted(numbers, reverse=True)
+    assert len(others) > 3
 
 
 # The limit by which they are cut

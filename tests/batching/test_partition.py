@@ -1,6 +1,7 @@
 """Costs by shape, what fits under a cap, both ways of dynamic programming, and what all effective batches come to."""
 
 from collections import Counter
+from math import inf
 
 import numpy as np
 import pytest
@@ -80,11 +81,14 @@ def test_straight_between_kinks(surface, length, rows):
     lengths=st.lists(st.integers(1, 150), min_size=1, max_size=5),
     most=st.integers(1, 300),
     cap_bytes=st.integers(0, 4000),
+    most_seconds=st.floats(0, 4000) | st.just(inf),
 )
-def test_the_rows_below_the_first_number_that_is_over_the_cap(costs, lengths, most, cap_bytes):
-    over = costs.peak_bytes(np.arange(1, most + 1), np.array(lengths)[:, None]) > cap_bytes
+def test_the_rows_below_the_first_number_that_is_over_the_cap(costs, lengths, most, cap_bytes, most_seconds):
+    shapes = np.arange(1, most + 1), np.array(lengths)[:, None]
+    over = (costs.peak_bytes(*shapes) > cap_bytes) | (costs.seconds(*shapes) > most_seconds)
     expected = [line.tolist().index(True) if line.any() else most for line in over]
-    assert costs.rows_that_fit(lengths, cap_bytes=cap_bytes, most=most).tolist() == expected
+    limits = {"cap_bytes": cap_bytes, "most_seconds": most_seconds}
+    assert costs.rows_that_fit(lengths, **limits, most=most).tolist() == expected
 
 
 def test_what_fits_by_hand():

@@ -60,8 +60,10 @@ _MOST_NODES = 2000  # of the exact search, about a millisecond
 _MOST_TRIES = 8  # numbers of bins: the fullest-first way is rarely off by more than one
 
 
-def fewest_bins(lengths: Sequence[int], capacities: Sequence[int]) -> list[list[int]]:
-    """Return the positions of the rows of each bin, in order.
+def fewest_bins(lengths: Sequence[int], capacities: Sequence[int], *, ranks: int = 1) -> list[list[int]]:
+    """Return the positions of the rows of each bin, in order; for so many ranks a multiple of them, or each row alone.
+
+    Among ranks the fewest bins would leave some idle while others take their last, and small ones are dealt evenly.
 
     lengths: tokens of at least one row, the longest first. capacities: the tokens of a bin whose longest row it is; at
     least the row's own. A row for which it is no more is joined by none: so one goes alone that is over the cap.
@@ -69,6 +71,13 @@ def fewest_bins(lengths: Sequence[int], capacities: Sequence[int]) -> list[list[
     which is the most even, or into the fullest that takes it; and, where that may not be the least, a search through
     all ways that ends after some thousand tries.
     """
+    found = _fewest(lengths, capacities)
+    number = min(-(-len(found) // ranks) * ranks, len(lengths))
+    more = None if number == len(found) else _emptiest(lengths, capacities, number)
+    return found if more is None else more
+
+
+def _fewest(lengths: Sequence[int], capacities: Sequence[int]) -> list[list[int]]:
     filled = _fullest(lengths, capacities)
     least = max(-(-sum(lengths) // max(capacities)), len(filled) - _MOST_TRIES)
     for number in range(least, len(filled) + 1):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -63,13 +64,16 @@ class Costs:
         added = float(self.peak(self._filled_up(1, length), length)) - self.static_bytes
         return (peak_bytes - self.static_bytes) / added if added > 0 else self.scale
 
-    def rows_that_fit(self, lengths: ArrayLike, *, cap_bytes: int, most: int) -> NDArray[np.int64]:
+    def rows_that_fit(
+        self, lengths: ArrayLike, *, cap_bytes: int, most: int, most_seconds: float = inf
+    ) -> NDArray[np.int64]:
         """Return for each length the most rows of which neither they nor any fewer are over the cap; 0: none fits.
 
-        lengths: tokens, at least 1 each, in one dimension. most: rows beyond which nobody asks.
+        lengths: tokens, at least 1 each, in one dimension. most: rows beyond which nobody asks. most_seconds: that
+        they may take together, which does not fall as rows are added.
         """
         tokens = np.asarray(lengths, dtype=np.int64)
-        return self._that_fit(tokens, tokens, cap_bytes=cap_bytes, most=most)
+        return self._that_fit(tokens, tokens, cap_bytes=cap_bytes, most=most, most_seconds=most_seconds)
 
     def tokens_that_fit(self, lengths: ArrayLike, *, cap_bytes: int, most: int) -> NDArray[np.int64]:
         """Return for each length the most tokens of packed rows, of which the longest is as long, that fit so.
@@ -81,7 +85,13 @@ class Costs:
         return self.multiple * self._that_fit(tokens, units, cap_bytes=cap_bytes, most=-(-most // self.multiple))
 
     def _that_fit(
-        self, tokens: NDArray[np.int64], units: NDArray[np.int64], *, cap_bytes: int, most: int
+        self,
+        tokens: NDArray[np.int64],
+        units: NDArray[np.int64],
+        *,
+        cap_bytes: int,
+        most: int,
+        most_seconds: float = inf,
     ) -> NDArray[np.int64]:
         """Return how many units of so many tokens fit, where rows have these tokens.
 
@@ -91,9 +101,9 @@ class Costs:
 
         def is_over(count: NDArray[np.int64]) -> NDArray[np.bool_]:
             shape = (-1,) + (1,) * (count.ndim - 1)
-            return (
-                self.peak_bytes(count * units.reshape(shape) / tokens.reshape(shape), tokens.reshape(shape)) > cap_bytes
-            )
+            rows, length = count * units.reshape(shape) / tokens.reshape(shape), tokens.reshape(shape)
+            is_over: NDArray[np.bool_] = self.peak_bytes(rows, length) > cap_bytes
+            return is_over if most_seconds == inf else is_over | (self.seconds(rows, length) > most_seconds)
 
         turns = self._turns(units, most)
         over = is_over(turns)

@@ -8,10 +8,11 @@ batch's own order are for measurements that ask for random groups of rows.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from brim.batching.bins import PackedCosts, fewest_bins
 from brim.batching.costs import Costs
-from brim.batching.partition import Terms, borders
+from brim.batching.partition import MOST_ROWS_FOR_ALL_PAIRS, Terms, borders
 
 
 def cutter_of(state: Mapping[str, Any]) -> Cutter:
@@ -34,6 +35,11 @@ def by_costs(costs: Costs, *, cap_bytes: int, largest: bool = False) -> ByLength
     """Return what partitions rows by these costs, padded or packed, under a cap on allocated bytes."""
     kind = Packed if costs.is_packed else ByLength
     return kind(costs=costs, cap_bytes=cap_bytes, largest=largest)
+
+
+# How much of a rank's seconds a micro-batch may take, in one of the cuts to be dealt. Ten times as many shares gain a
+# percent or two (benchmarks/dealing.py shows what these reach).
+_SHARES = (0.12, 0.15, 0.18, 0.21, 0.25, 0.29, 0.34, 0.4, 0.46, 0.53, 0.61, 0.7, 0.8, 0.91, 1.04, 1.2)
 
 
 # The share of the bytes that the shape adds which is left after memory ran out. Two such steps leave less than a half,
@@ -57,6 +63,13 @@ class Cutter(ABC):
 
         A row that is over the cap alone is a micro-batch by itself: such rows are refused before a run is launched,
         and one that is left over after the cap was lowered is tried.
+        """
+
+    @abstractmethod
+    def cuts(self, lengths: ArrayLike, *, ranks: int) -> list[list[MicroBatch]]:
+        """Return partitions under the same limit, the best of which can be dealt evenly to so many ranks, two or more.
+
+        Where the time of a micro-batch follows from its shape in more ways than by its tokens, they are several.
         """
 
     def cut_in_order(self, lengths: ArrayLike, *, num_groups: int) -> list[MicroBatch]:
@@ -142,9 +155,21 @@ class ByLength(Cutter):
         them it takes O(n log n) and is exact for times that are convex in the padded tokens, with slopes that do not
         fall with the length, and a peak that does not fall with the length. Equal input gives equal partitions.
         """
+        return self._cut(np.asarray(lengths, dtype=np.int64))[0]
+
+    def cuts(self, lengths: ArrayLike, *, ranks: int) -> list[list[MicroBatch]]:
+        """Return the cut, and the best ones whose micro-batches take at most a share of a rank's seconds."""
         tokens = np.asarray(lengths, dtype=np.int64)
+        (quickest,) = self._cut(tokens)
+        more = max(0, ranks - len(quickest))  # without which a rank is idle
+        seconds = math.fsum(part.seconds or 0.0 for part in quickest) + more * self._costs.time.base
+        shares = _SHARES[:: max(1, len(tokens) // MOST_ROWS_FOR_ALL_PAIRS)]  # they are more work, and matter less
+        return [quickest, *self._cut(tokens, limits=[share * seconds / ranks for share in shares])]
+
+    def _cut(self, tokens: NDArray[np.int64], *, limits: Sequence[float] = (math.inf,)) -> list[list[MicroBatch]]:
+        """Cut under each limit on the seconds of a micro-batch of several rows; cuts that are equal once."""
         if not len(tokens):
-            return []
+            return [[]]
         terms = Terms(
             costs=self._costs,
             cap_bytes=self._cap.now,
@@ -153,7 +178,11 @@ class ByLength(Cutter):
             lone_rows_may_exceed=True,
         )
         order = longest_first(tokens)
-        return self._formed(order, tokens, borders(terms, tokens[order]))
+        found = dict.fromkeys(map(tuple, borders(terms, tokens[order], limits=limits)))
+        # Formed in one go: arrays are as dear for one cut as for all.
+        bounds = [number * len(tokens) + bound for number, each in enumerate(found) for bound in each[:-1]]
+        formed = iter(self._formed(np.tile(order, len(found)), tokens, [*bounds, len(found) * len(tokens)]))
+        return [list(islice(formed, len(each) - 1)) for each in found]
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs."""
@@ -200,14 +229,18 @@ class Packed(ByLength):
 
     def cut(self, lengths: ArrayLike) -> list[MicroBatch]:
         """Take every row once, none over the cap that fits alone; the one with the longest row first."""
+        return self.cuts(lengths, ranks=1)[0]
+
+    def cuts(self, lengths: ArrayLike, *, ranks: int) -> list[list[MicroBatch]]:
+        """Return the fewest micro-batches that are a multiple of the ranks, as even as can be."""
         tokens = np.asarray(lengths, dtype=np.int64)
         if not len(tokens):
-            return []
+            return [[]]
         order = longest_first(tokens)
         longest, kinds = np.unique(tokens[order], return_inverse=True)
         capacities = np.maximum(self._packed.capacities(longest, most=int(tokens.sum())), longest)[kinds]
-        bins = fewest_bins(tokens[order].tolist(), capacities.tolist())
-        return self._micro_batches([np.sort(order[each]) for each in bins], tokens)
+        bins = fewest_bins(tokens[order].tolist(), capacities.tolist(), ranks=ranks)
+        return [self._micro_batches([np.sort(order[each]) for each in bins], tokens)]
 
     @property
     def _packed(self) -> PackedCosts:
@@ -250,6 +283,14 @@ class ByRows(Cutter):
         tokens = np.asarray(lengths, dtype=np.int64)
         cuts = cut_by_rows(tokens, max_rows=self._cap.now)
         return [MicroBatch(rows=rows, padded_length=int(tokens[rows[0]])) for rows in cuts]
+
+    def cuts(self, lengths: ArrayLike, *, ranks: int) -> list[list[MicroBatch]]:
+        """Return the fewest micro-batches that are a multiple of the ranks, with as many rows each, or one more."""
+        tokens = np.asarray(lengths, dtype=np.int64)
+        num_rounds = -(-len(tokens) // (self._cap.now * ranks))
+        number = min(num_rounds * ranks, len(tokens))
+        bounds = [len(tokens) * each // number for each in range(number + 1)] if number else [0]
+        return [self._formed(longest_first(tokens), tokens, bounds)]
 
     def _lowered(self, failed: MicroBatch) -> Cap:
         return self._cap.lowered(failed.num_rows // 2, failed=failed.num_rows)

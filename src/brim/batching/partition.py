@@ -19,22 +19,13 @@ from brim.batching.bins import PackedCosts, fewest_bins
 from brim.batching.costs import Costs
 
 _ENTRIES_AT_ONCE = 1 << 18  # of the table of a block of batches: 2 MiB stay in a core's cache
-
-
 _ENTRIES_OF_PRICES = 1 << 24  # 128 MiB
-
 
 # As many as one core looks at in one or two seconds, since a plan has several candidates; evenly chosen steps stand
 # for the rest.
 _MOST_PAIRS = 1 << 29
-
-
 _MOST_ROWS_IN_QUEUES = 1 << 17
-
-
 _MOST_SHAPES = 16
-
-
 _Shapes: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]  # rows and padded length of micro-batches
 
 
@@ -134,7 +125,7 @@ def _cut_all(terms: Terms, batches: NDArray[np.int64]) -> _Shapes:
 
 def _by_borders(terms: Terms, batches: NDArray[np.int64]) -> Iterator[_Shapes]:
     for lengths in batches:
-        bounds = np.array(borders(terms, lengths))
+        bounds = np.array(borders(terms, lengths)[0])
         yield np.diff(bounds), lengths[bounds[:-1]]
 
 
@@ -304,10 +295,10 @@ class Terms:
     largest: bool = False  # fewest micro-batches, then least padding; else least predicted time
     lone_rows_may_exceed: bool = False
 
-    def widths(self, lengths: NDArray[np.int64], *, most: int) -> NDArray[np.int64]:
+    def widths(self, lengths: NDArray[np.int64], *, most: int, most_seconds: float = inf) -> NDArray[np.int64]:
         """Return the most rows of each length; 0: not even one."""
         most = min(most, self.most_rows or most)
-        widths = self.costs.rows_that_fit(lengths, cap_bytes=self.cap_bytes, most=most)
+        widths = self.costs.rows_that_fit(lengths, cap_bytes=self.cap_bytes, most=most, most_seconds=most_seconds)
         return np.maximum(widths, 1) if self.lone_rows_may_exceed else widths
 
     def prices(self, rows: NDArray[np.float64], length: NDArray[np.int64], *, weight: int) -> NDArray[np.float64]:
@@ -318,10 +309,10 @@ class Terms:
         return weight + rows * length if self.largest else self.costs.seconds(rows, length)
 
 
-def borders(terms: Terms, lengths: NDArray[np.int64]) -> list[int]:
-    """Return where each micro-batch begins, and the end.
+def borders(terms: Terms, lengths: NDArray[np.int64], *, limits: Sequence[float] = (inf,)) -> list[list[int]]:
+    """Return where each micro-batch begins, and the end; for each limit on the seconds of one.
 
-    lengths: tokens of at least one row, the longest first; each fits alone, or may exceed the cap.
+    lengths: tokens of at least one row, the longest first; each fits alone, or may exceed the cap, as it may a limit.
     Up to MOST_ROWS_FOR_ALL_PAIRS rows the cheapest cut whatever the prices are; beyond them under the Monge
     condition, which a time of a + b·N + c·N·T (N padded tokens, T the longest row) with a floor meets, and so does
     the count of micro-batches.
@@ -329,14 +320,33 @@ def borders(terms: Terms, lengths: NDArray[np.int64]) -> list[int]:
     num_rows = len(lengths)
     weight = num_rows * int(lengths[0]) + 1
     distinct, kinds = np.unique(lengths, return_inverse=True)
-    widths = terms.widths(distinct, most=num_rows)
     if num_rows <= MOST_ROWS_FOR_ALL_PAIRS:
-        table = price_table(terms, distinct, widths, weight=weight)
-        begins = cheapest_by_all_pairs(table, kinds[None])[0].tolist()
+        table = price_table(terms, distinct, terms.widths(distinct, most=num_rows), weight=weight)
+        lines = kinds + len(distinct) * np.arange(len(limits))[:, None]
+        begins = cheapest_by_all_pairs(_limited(terms, table, distinct, limits), lines).tolist()
     else:
-        widths = np.minimum.accumulate(widths)  # of the shortest first: of longer rows no more fit
-        begins = cheapest_by_queue(widths[kinds].tolist(), line_prices(terms, lengths, weight=weight))
-    ends = [num_rows]
+        begins, price = [], line_prices(terms, lengths, weight=weight)
+        for limit in limits:
+            widths = terms.widths(distinct, most=num_rows, most_seconds=limit)
+            widths = np.minimum.accumulate(widths)  # of the shortest first: of longer rows no more fit
+            begins.append(cheapest_by_queue(widths[kinds].tolist(), price))
+    return [_read_one(each) for each in begins]
+
+
+def _limited(
+    terms: Terms, table: NDArray[np.float64], lengths: NDArray[np.int64], limits: Sequence[float]
+) -> NDArray[np.float64]:
+    """Return a price table under each limit on seconds, one below another; a row alone keeps its price."""
+    rows = np.arange(1.0, table.shape[1] + 1)
+    seconds = terms.costs.seconds(rows, lengths[:, None]) if terms.largest else table
+    is_over = seconds > np.array(limits)[:, None, None]
+    is_over[:, :, 0] = False
+    limited = np.where(is_over, inf, table).reshape(-1, table.shape[1])
+    return limited[:, : np.flatnonzero(np.isfinite(limited).any(axis=0))[-1] + 1]
+
+
+def _read_one(begins: Sequence[int]) -> list[int]:
+    ends = [len(begins) - 1]
     while ends[-1]:
         ends.append(begins[ends[-1]])
     return ends[::-1]
