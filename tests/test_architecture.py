@@ -28,6 +28,7 @@ TORCH_FREE = [
     "brim.config.load",
     "brim.data.read.files",
     "brim.batching.growth",
+    "brim.distributed.dealing",
     "brim.memory.closed_form.breakdown",
     "brim.planning.costs.time",
     "brim.report.memory_figure",
