@@ -102,12 +102,12 @@ class Model:
         with ExitStack() as stack, listening(say, is_short=True) as told:
             output = Path(output_directory) if output_directory is not None else Path("results") / self._name
             trains = isinstance(self.config.trainer, FinetuneTrainer)
+            ranks = stack.enter_context(joined(Place.of_environment() if trains else Place()))
             if trains:
                 self._require_trust()
-                if Place.of_environment().is_first:
+                if ranks.is_first:
                     RunFolder(output).check(resume=resume)
             data = dataset_of(self.config, dataset)
-            ranks = stack.enter_context(joined(Place.of_environment() if trains else Place()))
             notes, resumed = RunNotes(told), RunFolder(output) if resume else None
             session = training.among(ranks, self._opened(self.config, is_one_of_several=ranks.are_several))
             session, source, prepared = training.prepared_for(

@@ -289,12 +289,16 @@ class Loop:
         if not shares:
             return {}
         busy_s = [share.busy_s for share in shares]
-        return {
+        fields: dict[str, Any] = {
             "num_micro_batches": sum(share.num_micro_batches for share in shares),
             "peak_bytes": max(peak_bytes, *(share.peak_bytes for share in shares)),
             "ranks": len(shares),
-            "busy": round(sum(busy_s) / len(busy_s) / max(busy_s), 4),  # share of the time until the last was done
         }
+        if self._job.llm.device.type == "cpu":  # a GPU goes on when the host has queued its work
+            fields["busy"] = round(
+                sum(busy_s) / len(busy_s) / max(busy_s), 4
+            )  # share of the time until the last was done
+        return fields
 
     def _end_stretch(self) -> None:
         """Evaluate and save. Where evaluation runs out of memory, save; the resumed run then evaluates first."""
