@@ -42,9 +42,7 @@ def make_rows(path: Path, *, num_rows: int, max_characters: int) -> Path:
     from_examples()
     from stdlib_code.dataset import write_jsonl
 
-    rows = [
-        row for row in _training_rows() if len(row.instruction) + len(row.input) + len(row.output) <= max_characters
-    ]
+    rows = [row for row in training_rows() if len(row.instruction) + len(row.input) + len(row.output) <= max_characters]
     write_jsonl(random.Random(SEED).sample(rows, num_rows), path)
     return path
 
@@ -117,8 +115,9 @@ def from_examples() -> None:
 
 
 @cache
-def _training_rows() -> list[Any]:
-    """Reading the library takes seconds, so it is read once."""
+def training_rows() -> list[Any]:
+    """Return the rows to learn from; reading the library takes seconds, so it is read once."""
+    from_examples()
     from stdlib_code.dataset import TRAIN, instruction_rows, stdlib_modules
 
     return list(instruction_rows(module for module in stdlib_modules() if module.split == TRAIN))

@@ -86,6 +86,22 @@ def _search(result: Mapping[str, Any]) -> _Rows:
     )
 
 
+def _dealing(result: Mapping[str, Any]) -> _Rows:
+    what = "effective batches dealt among ranks, a made-up law of time: share of the ideal, one rank's time ÷ ranks"
+    for rows in ("padded", "packed"):
+        found = [each for each in result["dealt"] if each["rows"] == rows and each["most_tokens"] == 2048]
+        yield (
+            f"{what}, {rows}",
+            "; ".join(
+                f"{each['effective_batch_size']} rows on {each['ranks']} {each['of_ideal']:.0%} "
+                f"(in lockstep {each['of_ideal_in_lockstep']:.0%}), dealt in {1000 * each['deal_s']:.1f} ms"
+                for each in found
+                if (each["effective_batch_size"], each["ranks"]) in ((32, 4), (128, 8), (512, 32))
+            ),
+        )
+        what = "…"
+
+
 def _inference(result: Mapping[str, Any]) -> _Rows:
     peers = {each["name"]: each for each in result["speed"]["speed"]}
     named = {
@@ -217,6 +233,7 @@ _ROWS: dict[str, Callable[[Mapping[str, Any]], _Rows]] = {
     "loss_equality": _losses,
     "batching": _batching,
     "batching_search": _search,
+    "dealing": _dealing,
     "inference": _inference,
     "schedule_kills": _kills,
     "faults": _faults,

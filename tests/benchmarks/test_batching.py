@@ -23,6 +23,7 @@ from benchmarks.batching_padding import padded_over_real, paddings
 from benchmarks.batching_peers import accumulation_of_packs
 from benchmarks.batching_run import Outcome, RunFailed, Spec, last_words
 from benchmarks.batching_search import Calibration, summary
+from benchmarks.dealing import made_up_costs, measure
 from benchmarks.search_contenders import Watched
 from benchmarks.search_oracle import foretell
 from benchmarks.search_subject import random_case, subject
@@ -190,3 +191,14 @@ def test_the_prediction_is_of_what_the_step_adds(tmp_path):
     # Gradients and two moments, whatever the rows.
     assert foretold(1) > 3 * weights
     assert foretold(64) - foretold(32) == pytest.approx(32 * (foretold(32) - foretold(16)) / 16, rel=0.05)
+
+
+@pytest.mark.parametrize("rows", ["padded", "packed"])
+def test_what_is_dealt_lies_between_one_cut_and_the_bound(rows):
+    lengths = np.random.default_rng(0).integers(20, 600, 96)
+    found = measure(lengths, rows=rows, most_tokens=500, size=32, ranks=4)
+    assert found.num_steps == 3
+    assert 0 < found.of_ideal_with_one_cut <= found.of_ideal <= found.bound_by_longest_row <= 1
+    assert found.of_ideal_in_lockstep <= found.of_ideal <= found.busy <= 1
+    costs = made_up_costs(packed=False)
+    assert costs.seconds([1, 3], [1000, 100]).tolist() == pytest.approx([110 + 1000 * 17 / 16, 110 + 300 * 161 / 160])
