@@ -30,8 +30,8 @@ def deal(
     in_lockstep: ranks will wait for one another after each micro-batch, as the rounds of `lockstep` have them; else
     each runs its own in the order of the cut, and they meet at the step's end.
 
-    The longest go first, each to the rank that has least work (LPT): however a cut might have been dealt, its longest
-    rank would not have had less than 1 / (4/3 − 1/(3 · ranks)) of what it has (Graham 1969, doi.org/10.1137/0117039).
+    The longest go first, each to the rank that has least work (LPT): the rank that takes longest takes at most
+    4/3 − 1/(3 · ranks) of the least that this cut allows (Graham 1969, doi.org/10.1137/0117039).
     """
     if num_groups is not None:
         cuts = [cutter.cut_in_order(lengths, num_groups=num_groups)]
