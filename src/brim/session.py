@@ -128,11 +128,9 @@ def with_settings(session: Session, **sections: Mapping[str, Any] | None) -> Ses
 
 def with_choices(session: Session, choices: Sequence[Choice]) -> Session:
     """Return the session with choices that could only be made later, also in its configuration."""
-    config, settled = session.config, {choice.key for choice in choices}
-    for choice in choices:
-        config = config.having(choice.key, choice.value)
+    settled = {choice.key for choice in choices}
     others = (choice for choice in session.choices if choice.key not in settled)
-    return replace(session, config=config, choices=(*others, *choices))
+    return replace(session, config=Choice.made_in(session.config, choices), choices=(*others, *choices))
 
 
 def with_rows(session: Session, num_rows: int) -> Session:

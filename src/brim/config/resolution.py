@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,6 +42,13 @@ class Choice:
     def as_note(self) -> Note:
         """Return a note where the configuration asks otherwise, else a detail."""
         return Note(str(self), kind="note" if self.overrules else "detail")
+
+    @staticmethod
+    def made_in(config: Config, choices: Iterable[Choice]) -> Config:
+        """Return the configuration with these choices made."""
+        for choice in choices:
+            config = config.having(choice.key, choice.value)
+        return config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,9 +173,7 @@ def _with_execution(
         config = config.having("model_parameters.kernels", "torch")
     at_hand = torch.device("cuda") if is_at_hand and torch.cuda.is_available() else None
     choices = execution_choices(config, lambda: architecture, capability=target.gpu_capability, at_hand=at_hand)
-    for choice in choices:
-        config = config.having(choice.key, choice.value)
-    return replace(resolution, config=config, choices=(*resolution.choices, *choices))
+    return replace(resolution, config=Choice.made_in(config, choices), choices=(*resolution.choices, *choices))
 
 
 def _own_code(config: Config, folder: ModelFolder) -> list[Choice]:

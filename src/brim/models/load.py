@@ -134,8 +134,8 @@ def load_llm(
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     read = partial(read_architecture, folder, trust_remote_code=config.trust_remote_code)
     at_hand = device if device.type == "cuda" else None
-    for choice in execution_choices(config, read, capability=capability, at_hand=at_hand, trains=trainable):
-        config = config.having(choice.key, choice.value)
+    choices = execution_choices(config, read, capability=capability, at_hand=at_hand, trains=trainable)
+    config = Choice.made_in(config, choices)
     kernels = layer_kernels(config, read) if trainable else None
     return equip(model, config, folder, device, trainable=trainable, kernels=kernels)
 

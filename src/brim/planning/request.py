@@ -143,10 +143,7 @@ class Request:
 
     def settled(self: RequestT) -> RequestT:
         """Return the request with these choices made."""
-        config = self.config
-        for choice in self.execution_choices():
-            config = config.having(choice.key, choice.value)
-        return replace(self, config=config)
+        return replace(self, config=Choice.made_in(self.config, self.execution_choices()))
 
     def tracing(self) -> AbstractContextManager[None]:
         """Let one thread trace at a time. Raises UntraceableError for an architecture that cannot be traced."""
