@@ -24,7 +24,7 @@ def asked_of(folder, phase, *, device="cpu", family="llama", layers=2, **config)
     model = write_folder(folder / family, family, **depth, **(LLAMA if family == "llama" else {}))
     asked = memory.ask({"base_model": str(model), **config}, phase=phase, device=device, memory_bytes=None)
     found = cpu_device() if device == "cpu" else find_device(device)
-    target = None if found.is_cpu else CudaTarget(compute_capability=found.capability or (8, 0))
+    target = CudaTarget.of(found.gpu_capability)
     return asked, ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target), found
 
 

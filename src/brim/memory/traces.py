@@ -122,12 +122,13 @@ class Traces:
     def build(self, asked: Asked) -> None:
         """Build the few layers that a trace of training runs, on no device. Raises as `predict` does."""
         architecture = with_layers(asked.architecture, depth_of_architecture(asked.architecture).recorded)
-        workload = ConfigWorkload(asked.config, asked.folder, asked.architecture, target=_target(asked))
+        target = CudaTarget.of(asked.device.gpu_capability)
+        workload = ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target)
         with torch.device("meta"):
             workload.training().build(architecture)
 
     def _trace(self, asked: Asked) -> _Trace:
-        target = _target(asked)
+        target = CudaTarget.of(asked.device.gpu_capability)
         for trace in self._found:
             if trace.serves(asked, target):
                 return trace
@@ -158,11 +159,6 @@ class Traces:
                 stream, cuda_streams = sharded.stream, sharded.cuda_streams
             trace.ranks[key] = _Rank(stream, cuda_streams, replay_unlimited(stream, setting, cuda_streams))
         return trace.ranks[key]
-
-
-def _target(asked: Asked) -> CudaTarget | None:
-    capability = asked.device.gpu_capability
-    return None if capability is None else CudaTarget(compute_capability=capability)
 
 
 def _composed(workload: ConfigWorkload, asked: Asked, job: Job, updates: _Updates) -> tuple[EventStream, Recording]:

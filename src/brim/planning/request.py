@@ -157,12 +157,11 @@ class Request:
 
         Raises UntraceableError for an architecture that cannot be traced.
         """
-        device, capability = self.device, self.device.gpu_capability
-        target = None if capability is None else CudaTarget(compute_capability=capability)
+        target = CudaTarget.of(self.device.gpu_capability)
         with self.tracing():
             yield Traces(
                 make(ConfigWorkload(config or self.config, self.folder, self.architecture, target=target)),
-                device,
+                self.device,
                 settings=AllocatorSettings.from_environment(os.environ),
                 folder=cache_folder() if is_kept else None,
             )

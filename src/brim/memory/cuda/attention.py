@@ -50,6 +50,11 @@ class CudaTarget:
     # The questions that a trace has asked of the device, as (function, arguments without the target), and the answers.
     answers: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
+    @staticmethod
+    def of(capability: tuple[int, int] | None) -> CudaTarget | None:
+        """Return the target of a device of this compute capability; None for that of a CPU, which has none."""
+        return None if capability is None else CudaTarget(compute_capability=capability)
+
     @property
     def sm(self) -> int:
         """Return the architecture's number, such as 80 for compute capability 8.0."""
