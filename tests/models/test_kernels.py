@@ -19,7 +19,8 @@ from brim.config import load_config
 from brim.errors import ConfigError, InputError
 from brim.memory.cuda import liger_stand_ins
 from brim.models.adapter_function import use_adapter_function
-from brim.models.kernels import PLAIN, Kernels, LayerKernels, choice, forms_of, kernels_choice
+from brim.models.kernels import Kernels, LayerKernels, choice, forms_of, kernels_choice
+from brim.models.kernels.forms import PLAIN
 from brim.models.packing import small_model
 
 SIZES = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}

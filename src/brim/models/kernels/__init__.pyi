@@ -3,4 +3,4 @@ from .choice import (
     kernels_choice as kernels_choice,
     layer_kernels as layer_kernels,
 )
-from .forms import PLAIN as PLAIN, Kernels as Kernels, LayerKernels as LayerKernels, forms_of as forms_of
+from .forms import Kernels as Kernels, LayerKernels as LayerKernels, forms_of as forms_of

@@ -143,9 +143,10 @@ def _norm_form(module: nn.Module) -> tuple[float, str] | None:
     narrow, low = module.bfloat16()(x.bfloat16()), drawn.bfloat16()
 
     def rounds_apart(form: tuple[float, str]) -> float:
-        return float((_norm(x.bfloat16(), low, epsilon, *form).float() - narrow.float()).abs().mean())
+        return float((PLAIN.norm(x.bfloat16(), low, epsilon, *form).float() - narrow.float()).abs().mean())
 
-    forms = [form for form in product((0.0, 1.0), _CASTINGS) if _is_near(_norm(x, drawn, epsilon, *form), expected)]
+    tried = product((0.0, 1.0), _CASTINGS)
+    forms = [form for form in tried if _is_near(PLAIN.norm(x, drawn, epsilon, *form), expected)]
     return min(forms, key=rounds_apart, default=None)
 
 
@@ -156,7 +157,7 @@ def _is_gated(module: nn.Module) -> bool:
         return False
     gate, up, down = cast("list[nn.Linear]", layers)
     x = torch.randn(5, gate.in_features)
-    return _is_near(copy.deepcopy(module).train()(x), down(_gate(gate(x), up(x))))  # training: with what it drops
+    return _is_near(copy.deepcopy(module).train()(x), down(PLAIN.gate(gate(x), up(x))))  # training: with what it drops
 
 
 def _rotates(kind: type[nn.Module]) -> bool:
@@ -168,7 +169,7 @@ def _rotates(kind: type[nn.Module]) -> bool:
     angles = torch.randn(2, 5, 8).repeat(1, 1, 2)
     given = (query, key, angles.cos(), angles.sin())
     found = forward.__globals__[_ROTATE](*given)
-    return all(_is_near(one, other) for one, other in zip(found, _rotate(*given), strict=True))
+    return all(_is_near(one, other) for one, other in zip(found, PLAIN.rotate(*given), strict=True))
 
 
 def _takes_one(module: nn.Module) -> bool:
@@ -202,4 +203,5 @@ def _rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
     return rotated(query), rotated(key)
 
 
+# What classes are compared with.
 PLAIN = Kernels(norm=_norm, gate=_gate, rotate=_rotate)
