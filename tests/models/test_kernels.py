@@ -14,6 +14,7 @@ from tests.infer.families import build
 from tests.memory.traced import Births, training
 from torch.nn.functional import silu
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from brim.config import load_config
 from brim.errors import ConfigError, InputError
@@ -38,6 +39,7 @@ FORMS = {
     "gemma3_text": ((1.0, "gemma"), ["RMSNorm", "RoPE"]),  # a GELU's gate
     "glm": ((0.0, "llama"), ["RMSNorm"]),  # neighbours are rotated, not halves
     "stablelm": (None, ["SwiGLU", "RoPE"]),  # other norms
+    "codegen": (None, []),  # its attention's `apply_rotary_pos_emb` takes other tensors
     "gpt2": (None, []),
 }
 
@@ -137,6 +139,17 @@ def test_at_hand_they_are_taken_where_a_random_model_has_the_same_gradient(insta
     assert reason.startswith("RMSNorm, SwiGLU and RoPE are Liger's: a gradient ")
     installed(gate=failing)
     assert chosen(at_hand=HERE) == (value, reason)  # what agrees is kept, and not tried again
+
+
+def test_a_class_that_fails_in_another_way_than_over_the_tensors_is_not_passed_over(installed, monkeypatch):
+    installed()
+    monkeypatch.setattr(LlamaMLP, "forward", broken)
+    untried = LlamaConfig(**{**SIZES, "vocab_size": 98})
+    assert chosen(architecture=untried) == ("torch", "no small model of it could be built, or tried: KeyError")
+
+
+def broken(self, x):
+    raise KeyError("scales")
 
 
 def failing(gate, up):

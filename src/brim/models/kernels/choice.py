@@ -116,8 +116,8 @@ def _found(config: Config, architecture: PretrainedConfig, at_hand: torch.device
     """Return what speaks against Liger's kernels, if anything does, and what speaks for them."""
     try:
         forms = _forms(architecture, trust_remote_code=config.trust_remote_code)
-    except Exception as error:  # whatever an architecture raises when it is built otherwise
-        return f"no small model of it could be built to try them: {type(error).__name__}", ""
+    except Exception as error:  # whatever an architecture raises when it is built otherwise, or tried
+        return f"no small model of it could be built, or tried: {type(error).__name__}", ""
     if not forms.names:
         return "none of its layers is one that they compute", ""
     named = " and ".join(filter(None, (", ".join(forms.names[:-1]), forms.names[-1])))

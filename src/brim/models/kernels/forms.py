@@ -100,6 +100,9 @@ def _rotating_by(kernels: Kernels, forward: FunctionType) -> FunctionType:
 _ROTATE = "apply_rotary_pos_emb"  # in transformers' modelling code, one function for each architecture
 _TOLERANCE = 1e-5  # in fp32: rounding makes some 1e-7, another formula more than 1e-2
 _CASTINGS = ("llama", "gemma")  # Liger's names
+# What modules raise over tensors, or a number of them, that they do not take: another signature, other dimensions or
+# sizes, an object in place of a tensor. Such a module is none of these layers. Any other error is raised.
+_NOT_TAKEN = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, AssertionError)
 
 
 def forms_of(model: nn.Module) -> Forms:
@@ -115,7 +118,7 @@ def forms_of(model: nn.Module) -> Forms:
                     gated.append(name)
                 elif _rotates(type(module)):
                     rotating.append(name)
-            except Exception:  # whatever a module raises over tensors that it does not take
+            except _NOT_TAKEN:
                 continue
     return Forms(norms=norms, gated=tuple(gated), rotating=tuple(rotating))
 
