@@ -19,7 +19,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -177,15 +176,15 @@ class CheckpointWriter:
     def begin(
         self, step: int, *, tensors: TensorFiles, state: Mapping[str, Any], best_step: int | None, beside: bool
     ) -> None:
-        """Copy the state and begin to write it. beside: False: copy nothing; `finish` writes it before it returns.
+        """Copy the tensors and begin to write. beside: False: copy nothing; `finish` writes it before it returns.
 
-        The checkpoint before must be finished.
+        state: made for this checkpoint, so that training does not change it. The checkpoint before must be finished.
         """
         if beside:
             tensors = self._copied(tensors)
         else:
             self._copies.clear()
-        self._save = partial(self._store.save, step, tensors=tensors, state=deepcopy(state), best_step=best_step)
+        self._save = partial(self._store.save, step, tensors=tensors, state=state, best_step=best_step)
         if beside:
             thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
             self._future = thread.submit(self._save)
