@@ -485,9 +485,19 @@ def test_a_write_that_fails_beside_training_ends_it_and_both_errors_are_told(tmp
     assert_same([again.train()], clean(**THREE))
 
 
-def test_a_write_that_has_failed_ends_the_run_after_the_step_that_is_being_made(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("raised", "error", "told"),
+    [
+        (OSError(28, "No space left on device"), CheckpointError, "then continue with --resume"),
+        (MemoryError(), OutOfMemoryError, "There is no checkpoint yet: what was learned in 3 steps is lost"),
+    ],
+    ids=["disk", "memory"],
+)
+def test_a_write_that_has_failed_ends_the_run_after_the_step_that_is_being_made(
+    tmp_path, monkeypatch, raised, error, told
+):
     run = Run(tmp_path, **THREE)
-    failing_save(monkeypatch, {1, 2}, OSError(28, "No space left on device"))
+    failing_save(monkeypatch, {1, 2}, raised)
     write = run.log.write
 
     def hear(record):
@@ -496,7 +506,7 @@ def test_a_write_that_has_failed_ends_the_run_after_the_step_that_is_being_made(
             checkpoint_module.wait([run.loop._writer._future])
 
     monkeypatch.setattr(run.log, "write", hear)
-    failed(run, CheckpointError, match="step 2")
+    assert failed(run, error, match="step 2").fix.endswith(told)
     assert len(run.log.steps) == 3
 
 
