@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -92,6 +93,18 @@ def test_a_log_that_is_what_it_was_one_that_is_gone_and_one_that_cannot_be_writt
         WriteError, match=r"metrics.jsonl could not be written: No such file or directory\n  fix: make ro"
     ):
         started(tmp_path / "nowhere" / "metrics.jsonl")
+
+
+def test_a_log_whose_last_lines_cannot_be_written_is_closed_all_the_same(path, clock):
+    log = started(path)
+    for number in (1, 2):  # the second waits
+        log.write(step(number, 1.0, tokens=10, supervised=4))
+    file = log._file
+    log._file = Mock(wraps=file, write=Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(WriteError, match="No space left on device"):
+        log.close()
+    assert file.closed
+    log.close()
 
 
 # What it says of a run, against sums by hand
