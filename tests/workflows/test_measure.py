@@ -265,11 +265,17 @@ def test_micro_batches_and_lengths_are_those_that_were_asked_for_and_each_step_h
 
 
 @pytest.mark.run
-def test_what_only_runs_is_evaluated_and_generates_all_its_tokens(asked, widths):
-    bench = ran(asked(NO_TRAINING, phases=("evaluate", "generate")), Counting())
+@pytest.mark.parametrize(
+    ("packing", "passes"),
+    [(False, [(2, 16), (2, 16)]), (True, [(1, 64), (1, 32)])],  # a packed pass is scored filled up
+    ids=["padded", "packed"],
+)
+def test_what_only_runs_is_evaluated_and_generates_all_its_tokens(asked, widths, packing, passes):
+    trainer = {**NO_TRAINING["trainer"], "packing": packing}
+    bench = ran(asked({"trainer": trainer}, phases=("evaluate", "generate")), Counting())
     assert [peak.phase for peak in bench.peaks] == ["load", "evaluate", "generate"]
     # Scored; prefill and two decoded, which make three new tokens.
-    assert widths[-4:] == [(2, 16), (2, 16), (2, 1), (2, 1)]
+    assert widths[-4:] == [*passes, (2, 1), (2, 1)]
 
 
 @pytest.mark.run

@@ -495,6 +495,7 @@ def test_a_fingerprint_is_the_same_each_time_and_names_every_file_and_what_reach
     for changes, expected in (
         ({"trainer": {"type": "none", "batch_size": 9}}, []),
         ({"dataset": "elsewhere.csv"}, []),
+        ({"model_parameters": {"kernels": "torch"}}, []),
         ({"memory": {"budget": "1 GiB"}}, []),
         ({"preprocessing": {"split": "fixed", "on_bad_row": "drop", "on_overlong": "truncate"}}, []),
         ({"preprocessing": split}, []),

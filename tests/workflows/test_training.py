@@ -345,11 +345,16 @@ def test_a_run_begun_with_kernels_that_are_not_here_goes_on_without_and_says_so(
     train(config, run, overrides=["trainer.train_samples=6"], resume=True)
     choices = json.loads((run / "plan.json").read_text())["choices"]
     assert "auto" not in [choice["value"] for choice in choices]
-    as_liger = {"model_parameters.kernels": "liger"}
-    monkeypatch.setattr(resuming, "_settings_of", lambda checkpoint: {**before(checkpoint), **as_liger})
+
+    def begun_with_liger(checkpoint):
+        checkpoint.state["settings"]["model_parameters"]["kernels"] = "liger"
+        return before(checkpoint)
+
+    monkeypatch.setattr(resuming, "_settings_of", begun_with_liger)
     train(config, run, overrides=["trainer.train_samples=7"], resume=True, said=said)
     told = "model_parameters.kernels: the run was begun with liger, and goes on without (the device is no GPU)"
     assert told in said
+    assert any(line.startswith("batch: ") for line in said), "it is planned again"
 
 
 def test_weights_that_keep_32_bit_states_are_counted(tiny_base):
