@@ -18,7 +18,7 @@ import brim.memory.traces as memory_traces
 from brim.config import load_config
 from brim.config.schema import FinetuneTrainer
 from brim.errors import InputError, ModelError
-from brim.memory import Compared, Failed, compare_memory, what_helps
+from brim.memory import Compared, Failed, ask, compare_memory, what_helps
 from brim.memory.devices import devices, find_device
 from brim.memory.events import CATEGORIES
 from brim.memory.variants import variants
@@ -469,3 +469,10 @@ def test_kernels_that_are_asked_for_leave_out_the_cards_that_have_none(llama):
     (way,) = compared(llama, "LoRA", model_parameters={"kernels": "liger"})
     assert isinstance(way, Compared)
     assert {card.name for card in way.cards} == {card.name for card in devices() if card.has_bf16}
+
+
+def test_what_only_runs_is_predicted_with_its_own_operators_whatever_kernels_it_trains_by(trained):
+    given = {**trained, "model_parameters": {"kernels": "liger"}}
+    for phase, kernels in (("load", "liger"), ("train", "liger"), ("evaluate", "torch"), ("generate", "torch")):
+        found = ask(given, phase=phase, device="a100-80gb", memory_bytes=None)
+        assert found.config.model_parameters.kernels == kernels
