@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.workflows.test_prediction_job import begun
 
 import brim
@@ -17,8 +18,9 @@ from brim.infer.engines import SlotsEngine, StaticEngine
 from brim.infer.metrics import Divergence
 from brim.memory.devices import budget as at_hand_budget
 from brim.models import merging
+from brim.models.folders import ModelFolder
 from brim.planning import generation as planning
-from brim.workflows.prediction import merged as module
+from brim.workflows.prediction import Wanted, merged as module, plan_prediction
 from brim.workflows.prediction.job import JobFolder
 
 pytestmark = pytest.mark.run
@@ -59,6 +61,11 @@ def predicted(model, data, **how):
     return found.predictions["answer_response"].tolist(), note
 
 
+def wanted(*, scores):
+    unset = {"output": None, "key": None, "on_error": None, "on_overlong": None, "is_unnamed": False}
+    return Wanted(split="full", scores=scores, **unset)
+
+
 def state(model):
     return {name: weight.clone() for name, weight in model._weights().model.state_dict().items()}
 
@@ -89,7 +96,7 @@ def test_the_plan_counts_what_is_kept(run, pays, sums_file, tmp_path, monkeypatc
     monkeypatch.setattr(at_hand_budget, "resident_bytes", lambda: 10**9)
     if source == "traced":
         monkeypatch.setattr(planning, "WORTH_TRACING_S", 0.0)
-    plans = []
+    plans, foreseen = [], []
     for number, how in enumerate(({"keep_weights": True}, {"keep_weights": False})):
         model, path = brim.Model.load(run), tmp_path / f"{number}.csv"
         kept_bytes = module.PassingMerge(model._weights().model).kept_bytes
@@ -98,7 +105,23 @@ def test_the_plan_counts_what_is_kept(run, pays, sums_file, tmp_path, monkeypatc
         assert sittings[0]["about"]["merge_adapter"] is True
         assert sittings[0]["about"]["plan"]["source"] == source
         plans.append(sittings[0]["about"]["plan"]["shapes"][0]["peak_bytes"])
+        # Scores are of the weights as they were, which are kept for that.
+        foreseen.append(plan_prediction(model.config, sums_file, wanted(scores=how["keep_weights"])))
     assert plans[0] - plans[1] == kept_bytes
+    assert [each.shapes[0].peak_bytes for each in foreseen] == pytest.approx(plans, abs=100)  # of buffers
+    assert [each.source for each in foreseen] == [source] * 2
+
+
+def test_a_merged_plan_is_without_the_adapter_where_weights_that_train_would_be_larger(run, sums_file, monkeypatch):
+    monkeypatch.setattr(planning, "WORTH_TRACING_S", 0.0)
+    monkeypatch.setattr(ModelFolder, "stored_dtype", torch.bfloat16)
+    held_bytes = []
+    for merge_adapter in ("true", "false"):
+        overrides = ["precision=bf16-mixed", f"generation.merge_adapter={merge_adapter}"]
+        config = brim.Model.load(run, overrides=overrides).config
+        held_bytes.append(plan_prediction(config, sums_file, wanted(scores=False)).costs.static_bytes)
+    adapter = load_file(run / "model" / "adapter_model.safetensors")
+    assert held_bytes[1] - held_bytes[0] == sum(weight.nbytes for weight in adapter.values())
 
 
 @pytest.mark.parametrize("overrides", [["precision=bf16-true"], ["precision=bf16-mixed"]])
@@ -116,6 +139,15 @@ def test_what_is_not_merged_is_told_with_its_reason(run, computed, sums_file, mo
     model = brim.Model.load(run)
     _, note = predicted(model, sums_file)
     assert note.endswith("(responses have up to 240 tokens, and it pays from 16,384 on)")
+    for overrides, foreseen in (
+        ([], note),
+        (["quantization.bits=4"], note[: note.index("(")] + "(the base is quantised)"),
+    ):
+        told = []
+        plan_prediction(
+            brim.Model.load(run, overrides=overrides).config, sums_file, wanted(scores=False), say=told.append
+        )
+        assert foreseen in told
     monkeypatch.setattr(module, "_WORTH_TOKENS", 1)
     with monkeypatch.context() as patched:
         patched.setattr(Divergence, "LEAST", 0.0)
@@ -134,7 +166,7 @@ def test_what_is_not_merged_is_told_with_its_reason(run, computed, sums_file, mo
         small = brim.Model.load(run, overrides=["memory.budget=2GiB", "memory.margin=0B"])
         _, note = predicted(small, sums_file)
         assert re.search(reason, note)
-    with pytest.raises(brim.InputError, match=r"cannot be merged while responses are generated: merging takes"):
+    with pytest.raises(brim.InputError, match=r"cannot be merged while responses are generated: merging .*\n.*: auto$"):
         small.predict(sums_file, generation={"merge_adapter": True})
     assert all(computed)
 
@@ -145,6 +177,13 @@ def test_what_was_begun_merged_goes_on_merged(run, pays, computed, sums_file, tm
     monkeypatch.setattr(module, "_WORTH_TOKENS", 10**9)
     with pytest.raises(OutputError, match="the adapter was merged when it began"):
         brim.Model.load(run).predict(sums_file, output=path, resume=True, generation={"merge_adapter": False})
+    with monkeypatch.context() as patched:
+        patched.setattr(module.PassingMerge, "working_bytes", 2**50)
+        began = r"cannot be merged .*, as it was when this prediction began: merging takes 1024\.0 TiB, .*"
+        with pytest.raises(
+            brim.InputError, match=rf"{began}\n  fix: .* raise memory.budget, or write to another output"
+        ):
+            brim.Model.load(run).predict(sums_file, output=path, resume=True)
     brim.Model.load(run).predict(sums_file, output=path, resume=True)
     assert computed == [False, False]
     other = tmp_path / "q.csv"
@@ -213,3 +252,16 @@ def test_fewer_rows_are_a_reason_against_a_merge_unless_it_is_asked_for(
     model = brim.Model.load(run)
     _, note = predicted(model, sums_file, generation={"merge_adapter": merge_adapter})
     assert note.startswith(f"generation.merge_adapter: {is_merged}")
+
+
+@pytest.mark.parametrize(
+    ("merge_adapter", "keeps", "is_merged"), [("auto", True, False), ("auto", False, True), (True, True, True)]
+)
+def test_where_no_costs_are_predicted_it_is_merged_where_nothing_is_kept_or_it_is_asked_for(
+    run, pays, sums_file, monkeypatch, merge_adapter, keeps, is_merged
+):
+    monkeypatch.setattr(module, "plan_job", lambda request, *, say: SimpleNamespace(costs=None))
+    model = brim.Model.load(run, overrides=[f"generation.merge_adapter={str(merge_adapter).lower()}"])
+    _, note = predicted(model, sums_file, keep_weights=keeps)
+    assert note.startswith(f"generation.merge_adapter: {is_merged}")
+    assert is_merged or note.endswith("(what generation takes is not known, nor whether there is more)")

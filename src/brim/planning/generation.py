@@ -150,7 +150,7 @@ class _Job:
             return None
         costs = bound.generation(
             request.lengths,
-            static_bytes=request.held_bytes or bound.weight_bytes,
+            static_bytes=request.held_bytes or bound.weight_bytes + request.beside_bytes,
             prefill_tokens=self._usual_pass_tokens,
             is_slots=is_slots,
         )

@@ -19,12 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from brim.config import Choice
 from brim.config.text import mask_secrets
 from brim.errors import InputError, OutputError
 from brim.infer import Journal
 from brim.models.folders import CONFIG, WEIGHTS
 from brim.notes import Say
-from brim.session import Session
+from brim.session import Session, with_choices
 from brim.storage import make_folder, remove_folder, sha256, sync, write_text, writing
 from brim.train import package_versions
 from brim.workflows.runs import flat, json_lines, read_json, template_texts, with_day
@@ -432,7 +433,8 @@ def as_begun(session: Session, output: Path) -> Session:
             where=str(output),
             fix=f"set {key}: auto, or write to another output",
         )
-    return replace(session, config=config.having(key, merged))
+    begun = Choice(key=key, value=merged, reason="as the prediction began")
+    return with_choices(replace(session, config=config), [begun])
 
 
 def _with_day(session: Session, folder: JobFolder) -> Session:

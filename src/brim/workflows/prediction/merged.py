@@ -11,22 +11,26 @@ nothing will be computed with them any more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
 import numpy as np
+import torch
 
 from brim.batching.memory import OutOfMemory, attempt, free_caches
 from brim.config import Choice
+from brim.config.schema import NoTrainer
 from brim.data.tokens import TokenRow, TokenRows
 from brim.errors import InputError, OutOfMemoryError
 from brim.infer.metrics import Divergence, Runner
+from brim.memory import Asked, ConfigWorkload, UntraceableError, tracing
 from brim.models import LLM, PassingMerge, is_adapted
 from brim.notes import Note, Say, status
-from brim.planning import generation_request, plan_job, recut
+from brim.planning import GenerationRequest, generation_request, plan_job, recut, rows_by_hand
 from brim.session import Session, say_nothing
 from brim.units import format_bytes, format_count
 
@@ -63,8 +67,9 @@ def adapter_merged(llm: LLM, session: Session, prompts: TokenRows, *, is_spent: 
     say(status("merging the adapter"))
     llm.model.eval()  # while PEFT's layers are in it, too
     merge = PassingMerge(cast(Any, llm.model))
-    as_base = replace(session, config=session.config.having("adapter", None))
-    choice = _choice(merge, llm, session, as_base, prompts, is_spent=is_spent)
+    request = partial(generation_request, lengths=prompts.lengths, llm=llm)
+    compared = partial(_compared, merge, llm, session, prompts)
+    choice = _choice(merge, session, prompts, request, is_spent=is_spent, compared=compared)
     kept_bytes = 0 if is_spent else merge.kept_bytes
     with ExitStack() as stack:
         if choice.value:
@@ -73,9 +78,51 @@ def adapter_merged(llm: LLM, session: Session, prompts: TokenRows, *, is_spent: 
                 choice = _given_up(done, is_open=not is_spent and session.config.generation.merge_adapter == "auto")
         say(Note(str(choice), kind="detail"))
         if choice.value:
-            yield Merged(session=as_base, is_merged=True, beside_bytes=kept_bytes)
+            yield Merged(session=_as_base(session), is_merged=True, beside_bytes=kept_bytes)
         else:
             yield Merged(session=session)
+
+
+def request_as_merged(
+    asked: Asked, session: Session, prompts: TokenRows, *, is_spent: bool, is_at_hand: bool, say: Say
+) -> GenerationRequest:
+    """Return the request of a job before it has weights, with the adapter merged where the job would merge it.
+
+    How far predictions move then is not known, and counts as little. Other arguments and errors as in `adapter_merged`
+    and `generation_request`.
+    """
+    request = partial(generation_request, lengths=prompts.lengths, asked=asked, is_at_hand=is_at_hand)
+    config = session.config
+    if config.adapter is None or config.generation.merge_adapter is False or config.generation.engine == "vllm":
+        return request(session)
+    against = "the base is quantised" if config.quantization is not None else _too_few(session, prompts)
+    merge = None if against else _without_weights(asked, session)
+    choice = Choice(key=_KEY, value=False, reason=against)
+    if merge is not None:
+        choice = _choice(merge, session, prompts, request, is_spent=is_spent, compared=None)
+    if choice.reason:
+        say(Note(str(choice), kind="detail"))
+    if merge is None or not choice.value:
+        return request(session)
+    return request(_as_base(session), beside_bytes=0 if is_spent else merge.kept_bytes)
+
+
+def _without_weights(asked: Asked, session: Session) -> PassingMerge | None:
+    """Return the merge of a model whose tensors are nowhere; None where it has no adapter, or cannot be built."""
+    workload = ConfigWorkload(session.config, session.folder, asked.architecture, target=None)
+    try:
+        with tracing(session.folder), torch.device("meta"):
+            model = workload.evaluation().build(asked.architecture)
+    except UntraceableError:
+        return None  # as the plan will say
+    return PassingMerge(cast(Any, model)) if is_adapted(model) else None
+
+
+def _as_base(session: Session) -> Session:
+    """Return the session by which a merged model is planned: without an adapter, and with weights that do not train."""
+    config = session.config.having("adapter", None)
+    trainer = NoTrainer(batch_size=rows_by_hand(config) or "auto", packing=config.trainer.packing)
+    return replace(session, config=config.having("trainer", trainer))
 
 
 def _given_up(failure: OutOfMemory, *, is_open: bool) -> Choice:
@@ -92,26 +139,33 @@ def _given_up(failure: OutOfMemory, *, is_open: bool) -> Choice:
 
 
 def _choice(
-    merge: PassingMerge, llm: LLM, session: Session, as_base: Session, prompts: TokenRows, *, is_spent: bool
+    merge: PassingMerge,
+    session: Session,
+    prompts: TokenRows,
+    request: Callable[[Session], GenerationRequest],
+    *,
+    is_spent: bool,
+    compared: Callable[[], tuple[Divergence, float]] | None,
 ) -> Choice:
-    generation = session.config.generation
-    is_open = generation.merge_adapter == "auto"
-    num_tokens = len(prompts) * cast(int, generation.max_new_tokens)
-    against = merge.against
-    if not against and is_open and num_tokens < _WORTH_TOKENS:
-        against = f"responses have up to {format_count(num_tokens, 'token')}, and it pays from {_WORTH_TOKENS:,} on"
-    against = against or _memory_against(merge, llm, as_base, prompts, is_spent=is_spent, is_open=is_open)
+    """Return whether to merge. compared: tells how far predictions move, and how far they may; None: that is open."""
+    is_open = session.config.generation.merge_adapter == "auto"
+    against = merge.against or _too_few(session, prompts)
+    against = against or _memory_against(merge, request(_as_base(session)), is_spent=is_spent, is_open=is_open)
     if against and not is_open:
+        is_begun = any(choice.key == _KEY for choice in session.choices)
+        when = ", as it was when this prediction began" if is_begun else ""
         raise InputError(
-            what=f"the adapter cannot be merged while responses are generated: {against}",
+            what=f"the adapter cannot be merged while responses are generated{when}: {against}",
             where=_KEY,
-            fix=f"set {_KEY}: auto; a prediction that began with merged weights goes on with them",
+            fix="free memory or raise memory.budget, or write to another output" if is_begun else f"set {_KEY}: auto",
         )
     kept = "" if is_spent else f"; {format_bytes(merge.kept_bytes)} are kept to put the weights back"
     if against or not is_open:
         return Choice(key=_KEY, value=not against, reason=against or f"as asked{kept}")
+    if compared is None:
+        return Choice(key=_KEY, value=True, reason=f"if predictions hardly move, which is tried with the weights{kept}")
     try:
-        found, limit = _compared(merge, llm, session, prompts)
+        found, limit = compared()
     except OutOfMemoryError as error:
         return Choice(key=_KEY, value=False, reason=f"memory ran out while it was compared: {error.problems[0].what}")
     is_close = found.mean_kl <= limit  # not of NaN
@@ -119,11 +173,17 @@ def _choice(
     return Choice(key=_KEY, value=is_close, reason=moved + kept * is_close)
 
 
-def _memory_against(
-    merge: PassingMerge, llm: LLM, as_base: Session, prompts: TokenRows, *, is_spent: bool, is_open: bool
-) -> str:
+def _too_few(session: Session, prompts: TokenRows) -> str:
+    """Return why a merge does not pay; an empty text where it does, or is asked for."""
+    generation = session.config.generation
+    num_tokens = len(prompts) * cast(int, generation.max_new_tokens)
+    if generation.merge_adapter != "auto" or num_tokens >= _WORTH_TOKENS:
+        return ""
+    return f"responses have up to {format_count(num_tokens, 'token')}, and it pays from {_WORTH_TOKENS:,} on"
+
+
+def _memory_against(merge: PassingMerge, request: GenerationRequest, *, is_spent: bool, is_open: bool) -> str:
     """Return why there is too little memory; an empty text where there is enough, or nothing is predicted."""
-    request = generation_request(as_base, prompts.lengths, llm=llm)
     plan = plan_job(request, say=say_nothing)
     if plan.costs is None:
         return "" if is_spent or not is_open else "what generation takes is not known, nor whether there is more"

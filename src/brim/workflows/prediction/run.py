@@ -31,7 +31,7 @@ from brim.memory import Asked, ask
 from brim.memory.devices import Budget
 from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import OnBatch, Say, planned, status
-from brim.planning import GenerationPlan, generation_request, plan_job, rows_by_hand
+from brim.planning import GenerationPlan, plan_job, rows_by_hand
 from brim.session import Session, say_nothing, with_labels
 from brim.storage import writing
 from brim.train import interruption
@@ -39,7 +39,7 @@ from brim.units import format_bytes, format_count
 from brim.workflows.prediction.evaluation import responses_to
 from brim.workflows.prediction.job import Job, as_begun, fingerprint, open_job
 from brim.workflows.prediction.launch import engine_by_hand, planned_engine, vllm_engine, with_engine
-from brim.workflows.prediction.merged import adapter_merged
+from brim.workflows.prediction.merged import adapter_merged, request_as_merged
 from brim.workflows.prediction.output import (
     Counts,
     Predictions,
@@ -95,19 +95,16 @@ def plan_prediction(
     prompts = prompts_asked(source, session, wanted, [*notes, *map(str, session.choices)], say).prompts
     if not len(prompts):
         raise DataError(what="there is no prompt to plan for", where=source.name, fix="name another data set")
-    return plan_job(generation_request(session, prompts.lengths, asked=asked, is_at_hand=is_at_hand), say=say)
+    is_spent = not wanted.scores
+    request = request_as_merged(asked, session, prompts, is_spent=is_spent, is_at_hand=is_at_hand, say=say)
+    return plan_job(request, say=say)
 
 
 def _session(asked: Asked) -> Session:
     encoder = load_encoder(asked.folder, trust_remote_code=asked.config.trust_remote_code)
     chat, _ = settled_day(asked.config.chat, encoder)
-    return Session(
-        config=asked.config.having("chat", chat),
-        choices=asked.choices,
-        folder=asked.folder,
-        encoder=encoder,
-        device=torch.device("cpu"),
-    )
+    config, device = asked.config.having("chat", chat), torch.device("cpu")
+    return Session(config=config, choices=asked.choices, folder=asked.folder, encoder=encoder, device=device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
