@@ -59,6 +59,7 @@ from brim.workflows.training.planning import plan_of_run, rows_note
 from brim.workflows.training.resuming import as_begun, where_it_stands, write_head
 
 Weights: TypeAlias = Literal["best", "last"]
+Evaluate: TypeAlias = Callable[[], dict[str, dict[str, float]]]  # metrics of each split
 
 
 def prepared_for(
@@ -135,7 +136,6 @@ def train(
     Raises OutputError when the folder is taken, ConfigError when another run is to be continued, and
     KeyboardInterrupt on Ctrl-C (after a checkpoint).
     """
-    trainer = session.config.finetune_trainer
     if not ranks.is_first:
         return follow(session, prepared, RunFolder(output_directory), ranks)
     assert source is not None, "the first rank has read it"
@@ -147,59 +147,89 @@ def train(
         ranks.told("planned", lambda: sent(planned.session))
         session, llm = _loaded(planned.session, say)
         session, launched = planned.launched(llm, session, say=say)
-        length = launched.request.length
         ranks.told("launched", lambda: sent_launch(session, launched, state, checkpoint))
         begin_together(ranks, session, prepared, llm, step_s=step_seconds(launched.plan_in_force))
-        write_head(run, session, prepared, length, launched.record, checkpoint=checkpoint)
+        write_head(run, session, prepared, launched.request.length, launched.record, checkpoint=checkpoint)
         say.keep_in(run, step=state.step)
-        plan, is_cpu = launched.plan_in_force, launched.request.device.is_cpu
-        room_bytes = room_for_copy(plan, is_cpu=is_cpu, num_processes=session.num_processes)
-        say(saving_note(plan, room_bytes))
-        copy_bytes = plan.saved_bytes if plan is not None and is_cpu and plan.saved_bytes <= room_bytes else 0
+        room_bytes, copy_bytes = _room_for_copy(launched, say, num_processes=session.num_processes)
         logs = RunLogs(run, observer, mark=checkpoint.state["logs"]["metrics"] if checkpoint else None)
-        evaluations = Evaluations.of(trainer, prepared)
-        # All evaluations share one limit on rows, with the optimizer's state beside them, and on a CPU the copy that a
-        # checkpoint is written from; training has another.
-        score = scorer(
-            llm,
-            session,
-            evaluations.splits,
-            beside_bytes=counted_state_bytes(trainer, llm.model) + copy_bytes,
-            say=say,
-            on_smaller=lambda smaller: logs.observers.write({"step": state.step, **smaller.record()}),
-            ranks=ranks,
+        evaluate, evaluate_last = _evaluations(
+            llm, session, prepared, state, logs, ranks, copy_bytes=copy_bytes, say=say
         )
         store = CheckpointStore(run.checkpoints)
-        evaluate = (lambda: score(evaluations.during)) if evaluations.during else None
         loop = _loop(session, launched, llm, prepared.splits["train"], state, evaluate, store, logs, room_bytes, ranks)
-        # Weights, and states, that keep more bits than were asked for.
-        experts = unquantised_experts(llm.model) if session.config.quantization is not None else None
-        states = states_in_32_bits(trainer.optimizer, [p for p in llm.model.parameters() if p.requires_grad])
-        for line in filter(None, (experts, states)):
-            say(warning(line, topic="run"))
+        for line in _with_more_bits(llm, session):
+            say(line)
         torch.manual_seed(session.config.random_seed)  # a model can have dropout of its own
         if checkpoint is not None:
             store.tidy(state.step, best_step=state.best_step)
             loop.restore(checkpoint, keep_cutter=planned.cutter is not None)
             checkpoint = None  # its tensors would stay in memory for the whole run
-        with logs.open(length, first_step=state.step):
+        with logs.open(launched.request.length, first_step=first_step):
             for line in _on_logs(logs, run):
                 say(line)
-            started = time.perf_counter()
-            with stop_request() as stop:
-                loop.run(stop)
-            seconds = time.perf_counter() - started
+            seconds = _ran(loop)
             launched.remember(loop.peaks, llm.device)
-            llm.model.eval()
-            ranks.told("weights", lambda: _settle_weights(weights, llm, store, loop.state, say))
-            metrics = score(evaluations.in_the_end)
-            if "test" in metrics:
-                logs.observers.write({"step": loop.state.step, "split": "test", **metrics["test"]})
+            ranks.told("weights", lambda: _settle_weights(weights, llm, store, state, say))
+            metrics = evaluate_last()
         for line in _what_went_wrong(loop, run):
             say(line)
-        result = _exported(run, session, source, prepared, llm, loop.state, metrics=metrics, seconds=seconds)
+        result = _exported(run, session, source, prepared, llm, state, metrics=metrics, seconds=seconds)
         ranks.told("exported", lambda: result.best_step)
-        return llm, replace(result, num_new_steps=loop.state.step - first_step)
+        return llm, replace(result, num_new_steps=state.step - first_step)
+
+
+def _room_for_copy(launched: Launched, say: Say, *, num_processes: int) -> tuple[int, int]:
+    """Return the bytes that a copy of a checkpoint may take, and those that it takes where the run itself does."""
+    plan, is_cpu = launched.plan_in_force, launched.request.device.is_cpu
+    room_bytes = room_for_copy(plan, is_cpu=is_cpu, num_processes=num_processes)
+    say(saving_note(plan, room_bytes))
+    return room_bytes, plan.saved_bytes if plan is not None and is_cpu and plan.saved_bytes <= room_bytes else 0
+
+
+def _evaluations(
+    llm: LLM,
+    session: Session,
+    prepared: Prepared,
+    state: TrainState,
+    logs: RunLogs,
+    ranks: Ranks,
+    *,
+    copy_bytes: int,
+    say: Say,
+) -> tuple[Evaluate | None, Evaluate]:
+    """Return what evaluates in training, None where nothing does, and what evaluates in the end.
+
+    All share one limit on rows, with the optimizer's state beside them, and on a CPU the copy that a checkpoint is
+    written from; training has another.
+    """
+    trainer = session.config.finetune_trainer
+    evaluations = Evaluations.of(trainer, prepared)
+    score = scorer(
+        llm,
+        session,
+        evaluations.splits,
+        beside_bytes=counted_state_bytes(trainer, llm.model) + copy_bytes,
+        say=say,
+        on_smaller=lambda smaller: logs.observers.write({"step": state.step, **smaller.record()}),
+        ranks=ranks,
+    )
+
+    def evaluate_last() -> dict[str, dict[str, float]]:
+        metrics = score(evaluations.in_the_end)
+        if "test" in metrics:
+            logs.observers.write({"step": state.step, "split": "test", **metrics["test"]})
+        return metrics
+
+    return (lambda: score(evaluations.during)) if evaluations.during else None, evaluate_last
+
+
+def _ran(loop: Loop) -> float:
+    """Train to the end, or until Ctrl-C. Return the seconds."""
+    started = time.perf_counter()
+    with stop_request() as stop:
+        loop.run(stop)
+    return time.perf_counter() - started
 
 
 def _loop(
@@ -208,7 +238,7 @@ def _loop(
     llm: LLM,
     rows: TokenRows,
     state: TrainState,
-    evaluate: Callable[[], dict[str, dict[str, float]]] | None,
+    evaluate: Evaluate | None,
     store: CheckpointStore,
     logs: RunLogs,
     room_bytes: int,
@@ -292,6 +322,14 @@ def _loaded(session: Session, say: Say) -> tuple[Session, LLM]:
     return with_choices(session, llm.choices), llm
 
 
+def _with_more_bits(llm: LLM, session: Session) -> Iterator[str]:
+    """Yield warnings of weights, and of states, that keep more bits than were asked for."""
+    optimizer, weights = session.config.finetune_trainer.optimizer, llm.model.parameters()
+    experts = unquantised_experts(llm.model) if session.config.quantization is not None else None
+    states = states_in_32_bits(optimizer, [weight for weight in weights if weight.requires_grad])
+    yield from (warning(line, topic="run") for line in (experts, states) if line)
+
+
 def states_in_32_bits(settings: OptimizerConfig, parameters: Sequence[torch.nn.Parameter]) -> str | None:
     """Return a line on the weights that are too small for 8-bit states; None where there are none."""
     least = settings.model_dump().get("min_8bit_size", 0)
@@ -315,7 +353,8 @@ def _on_logs(logs: RunLogs, run: RunFolder) -> Iterator[Note]:
 
 
 def _settle_weights(weights: Weights, llm: LLM, store: CheckpointStore, state: TrainState, say: Say) -> int | None:
-    """Put the weights into the model that were asked for, where they are not the last ones; return whose they are."""
+    """Put the weights into the model that are to be evaluated; return whose they are, where not the last ones."""
+    llm.model.eval()
     if state.best_step is None or state.best_step == state.step:
         return None
     if weights == "last":
