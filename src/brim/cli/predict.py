@@ -124,25 +124,33 @@ _Memory = Annotated[
 _SHOWN = 10  # labels
 
 
+_Output = Annotated[
+    Path | None, typer.Option("--output", metavar="FILE", help="Where the predictions go: .parquet, .jsonl or .csv.")
+]
+
+
+_Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue what was begun for this output, also with rows added since.")
+]
+
+
+_Plan = Annotated[
+    bool, typer.Option("--plan", help="Show how many rows would run together, memory and time; load no weights.")
+]
+
+
 def predict(
     config_or_run: ConfigOrRun,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="FILE", help="Where the predictions go: .parquet, .jsonl or .csv."),
-    ] = None,
+    output: _Output = None,
     overrides: Overrides = None,
     dataset: DatasetOption = None,
     split: SplitOption = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue what was begun for this output, also with rows added since.")
-    ] = False,
+    resume: _Resume = False,
     scores: Annotated[bool, typer.Option("--scores", help="Add the log-probability of each response.")] = False,
     key: _Key = None,
     on_error: _OnError = None,
     on_overlong: _OnOverlong = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Show how many rows would run together, memory and time; load no weights.")
-    ] = False,
+    plan: _Plan = False,
     device: _Device = None,
     memory: _Memory = None,
     verbose: VerboseOption = False,
@@ -153,24 +161,14 @@ def predict(
     model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
     from brim.data import check_split
     from brim.report import Screen
-    from brim.workflows.prediction import check_policies
+    from brim.workflows.prediction import Wanted, check_policies, plan_prediction
 
-    rows = check_split(split) or "full"
-    on_error, on_overlong = check_policies(on_error, on_overlong)
+    how: dict[str, Any] = {"split": check_split(split) or "full", "scores": scores, "key": key}
+    how["on_error"], how["on_overlong"] = check_policies(on_error, on_overlong)
     if plan:
-        from brim.workflows.prediction import Wanted, plan_prediction
-
         memory_bytes = device_memory(memory)
         check_device(device, memory_bytes)
-        wanted = Wanted(
-            output=None,
-            split=rows,
-            scores=scores,
-            key=key,
-            on_error=on_error,
-            on_overlong=on_overlong,
-            is_unnamed=dataset is None,
-        )
+        wanted = Wanted(output=None, is_unnamed=dataset is None, **how)
         with Screen(is_short=not (verbose or as_json), hint="--verbose") as screen:
             made = plan_prediction(
                 model.config, dataset, wanted, device=device, memory_bytes=memory_bytes, notes=model.notes, say=screen
@@ -178,18 +176,7 @@ def predict(
             print_plan(made, screen, title=Path(model.config.base_model).name, verbose=verbose, as_json=as_json)
         return
     with Screen(is_short=not verbose, hint="--verbose") as screen, resumable():
-        result = model.predict(
-            dataset,
-            output=output,
-            split=rows,
-            resume=resume,
-            scores=scores,
-            key=key,
-            on_error=on_error,
-            on_overlong=on_overlong,
-            keep_weights=False,
-            say=screen,
-        )
+        result = model.predict(dataset, output=output, resume=resume, keep_weights=False, say=screen, **how)
     if as_json:
         print(json.dumps(_as_json(result)))
     else:
