@@ -27,6 +27,7 @@ TORCH_FREE = [
     "brim.cli.train",
     "brim.config.load",
     "brim.data.read.files",
+    "brim.distributed.launch",
     "brim.batching.growth",
     "brim.distributed.dealing",
     "brim.memory.closed_form.breakdown",

@@ -44,12 +44,8 @@ class Session:
 
 
 def open_session(config: Config, *, is_one_of_several: bool = False) -> Session:
-    """Resolve a configuration. Raises ConfigError, ModelError, or InputError if several processes were started.
-
-    is_one_of_several: processes that work together, which is then no error.
-    """
-    if not is_one_of_several:
-        _require_one_process()
+    """Resolve a configuration. Raises ConfigError, ModelError; InputError for several processes that do not share."""
+    _require_one_process(unless=is_one_of_several)
     require_floors()
     device = pick_device()
     folder = locate(config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code)
@@ -148,14 +144,14 @@ def say_nothing(line: str) -> None:
     """Ignore a note, for callers who do not want any."""
 
 
-def _require_one_process() -> None:
-    """Refuse to run under torchrun and the like: each process would train a model of its own into the same folder."""
+def _require_one_process(*, unless: bool) -> None:
+    """Refuse to run under torchrun and the like: each process would do all of the work, into the same folder."""
     num_processes = os.environ.get("WORLD_SIZE", "")
-    if num_processes.isdecimal() and int(num_processes) > 1:
+    if not unless and num_processes.isdecimal() and int(num_processes) > 1:
         raise InputError(
-            what=f"several processes are not supported yet, but the environment asks for {num_processes}",
+            what=f"several processes are not supported here, but the environment asks for {num_processes}",
             where="WORLD_SIZE",
-            fix="start one process, without torchrun or accelerate launch",
+            fix="start one process, without torchrun or accelerate launch; `brim train` alone takes several",
         )
 
 

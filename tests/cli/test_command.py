@@ -34,7 +34,7 @@ OPTIONS = {
     "memory": "--batch-size --sequence-length --device --memory --phase --world-size --offload --compare --explain "
     "--measure --layers --steps --plot --json",
     "plan": "--dataset --device --memory --replan --json --rows --sequence-length",
-    "train": "--dataset --output-directory --resume --replan --json",
+    "train": "--dataset --output-directory --resume --gpus --replan --json",
     "verify-resume": "--steps --from-step --dataset --keep --json",
     "compare": "--dataset --seeds --output-directory --resume --markdown --json",
     "evaluate": "--dataset --split --texts --against --against-base --rows --json",

@@ -97,11 +97,14 @@ def test_every_key_of_ludwigs_that_is_not_supported_is_named_and_off_is_accepted
 
 def test_every_value_of_ludwigs_that_is_not_supported_is_named(minimal):
     for entry in unsupported_values():
-        dotted = entry.key.replace("*", "0") + (".type" if entry.is_type else "")
         for value in entry.values:
             shown = {True: "true", False: "false", None: "null"}.get(value, value)
-            words = f"{dotted}: {dotted}: {shown} is not supported yet … {entry.expected} … {entry.instead or ''}"
             for given in (value, *([{"type": value}] if entry.is_type else [])):
+                is_section = (
+                    given != value or entry.key != "backend.trainer.strategy"
+                )  # a text, and no section, in brim
+                dotted = entry.key.replace("*", "0") + (".type" if entry.is_type and is_section else "")
+                words = f"{dotted}: {dotted}: {shown} is not supported yet … {entry.expected} … {entry.instead or ''}"
                 with refused(words):
                     load_config(with_key(minimal, entry.key, given))
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from brim import lazy
 from brim.errors import BrimError, InputError, Problem
@@ -87,7 +87,7 @@ def _tell(kind: str, problems: Sequence[Problem], exit_code: int) -> NoReturn:
 
     if "--json" not in sys.argv:
         _leave(message(problems), exit_code)
-    print(json_message(kind, problems, exit_code))
+    _print(json_message(kind, problems, exit_code), sys.stdout, exit_code)
     sys.exit(exit_code)
 
 
@@ -102,8 +102,18 @@ def _let_segments_grow() -> None:
 
 
 def _leave(message: str, exit_code: int) -> NoReturn:
-    print(f"brim: {message}", file=sys.stderr)
+    _print(f"brim: {message}", sys.stderr, exit_code)
     sys.exit(exit_code)
+
+
+def _print(text: str, stream: TextIO, exit_code: int) -> None:
+    """Print an error; one of several processes leaves it with the launcher, which shows what failed first."""
+    if "WORLD_SIZE" in os.environ:
+        from brim.distributed import leave_message
+
+        if leave_message(text, exit_code):
+            return
+    print(text, file=stream)
 
 
 def _require_no_secrets() -> None:
@@ -129,7 +139,7 @@ def _leave_with_traceback() -> NoReturn:
     """Exit with a masked traceback, for a bug in brim: a library's message in it may repeat a token."""
     from brim.cli.options import plain
 
-    print(plain(traceback.format_exc().strip()), file=sys.stderr)
+    _print(plain(traceback.format_exc().strip()), sys.stderr, 1)
     _leave("this is a bug in brim; please report it with the lines above", 1)
 
 

@@ -7,7 +7,11 @@ is loaded; `schema` prints the configuration's JSON Schema for editors.
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -112,6 +116,12 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in that folder; start a new one if there is none.")
     ] = False,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            "--gpus", metavar="N|all", help="Train on so many GPUs at once; without a GPU, in so many processes."
+        ),
+    ] = None,
     replan: ReplanOption = False,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
@@ -120,12 +130,23 @@ def train(
     if config.is_dir() and output_directory is None:
         output_directory = config
     file = config_file(config, trains=True)
+    from brim.distributed import Place, watch_parent
+
+    place = Place.of_environment()
+    watch_parent()
+    num_workers = open_config(config, overrides or [], dataset).config.backend.trainer.num_workers
+    if not place.is_launched:
+        _in_processes(gpus, num_workers)
     from brim.notes import status
     from brim.report import Screen
 
-    open_config(config, overrides or [], dataset)
-    with Screen(is_short=not verbose, hint="--verbose") as screen:
+    with ExitStack() as stack:
+        # The others' errors are shown, and nothing else of them.
+        stream = None if place.is_first else stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+        screen = stack.enter_context(Screen(stream, is_short=not verbose, hint="--verbose"))
         screen(status("starting"))
+        for line in _notes(place.world_size, gpus, num_workers):
+            screen(line)
         from brim.config import require_trust_said_again
         from brim.model import Model
         from brim.train import CheckpointStore, RunFolder
@@ -139,6 +160,8 @@ def train(
             require_trust_said_again(model.config, overrides or [], file, begins=not goes_on)
         with resumable():
             result = model.train(dataset, output_directory=output_directory, resume=resume, replan=replan, say=screen)
+    if not place.is_first:
+        return
     if as_json:
         print(json.dumps(_as_json(result)))
         return
@@ -154,6 +177,34 @@ def train(
             ("next", next_command),
         ]
     print_result(lines)
+
+
+def _in_processes(gpus: str | None, num_workers: int | None) -> None:
+    """Run this command in as many processes as are asked for, and exit as they did; return where that is one."""
+    from brim.distributed import launch_processes, num_processes
+
+    if (number := num_processes(gpus, num_workers)) == 1:
+        return
+    with resumable():
+        ended = launch_processes([sys.executable, *sys.orig_argv[1:]], number)
+    if ended.message:
+        print(ended.message, file=sys.stdout if ended.message.startswith('{"error"') else sys.stderr)
+    sys.exit(ended.code)
+
+
+def _notes(num_processes: int, gpus: str | None, num_workers: int | None) -> Iterator[str]:
+    """Yield what is worth knowing of the processes: that they share a CPU, and that another number was asked for."""
+    from brim.notes import Note
+
+    if num_processes > 1:
+        import torch
+
+        if not torch.cuda.is_available():
+            yield Note(f"no GPU: {num_processes} processes divide the CPU and its memory")
+    for key, value in (("--gpus", gpus), ("backend.trainer.num_workers", num_workers)):
+        if value not in (None, "all") and str(value) != str(num_processes):
+            wins = "--gpus" if gpus is not None and key != "--gpus" else "the launcher's WORLD_SIZE"
+            yield Note(f"{key}: {value} has no effect: {wins} wins, {num_processes}")
 
 
 def _as_json(result: TrainResult) -> dict[str, object]:

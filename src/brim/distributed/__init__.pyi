@@ -1,4 +1,11 @@
 from .dealing import busy_share as busy_share, deal as deal, lockstep as lockstep
-from .launch import Place as Place
+from .launch import (
+    Launched as Launched,
+    Place as Place,
+    launch_processes as launch_processes,
+    leave_message as leave_message,
+    num_processes as num_processes,
+    watch_parent as watch_parent,
+)
 from .ranks import ALONE as ALONE, PeerError as PeerError, Ranks as Ranks, joined as joined
 from .reduction import Reduction as Reduction, Share as Share

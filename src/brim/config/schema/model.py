@@ -69,10 +69,25 @@ class LoraConfig(Section):
     postprocessor: AdapterPostprocessor = key(AdapterPostprocessor(), "What happens to the adapter after training.")
 
 
+class BackendTrainer(Section):
+    """Training is divided among several GPUs so."""
+
+    strategy: Literal["auto", "ddp", "fsdp"] = key(
+        "auto",
+        "What each GPU holds: the whole model (`ddp`) or its share of it (`fsdp`). `auto`: see docs/several-gpus.md.",
+    )
+    num_workers: PositiveInt | None = key(
+        None,
+        "GPUs of this machine, each with a process; on a CPU, processes. null: one. `brim train --gpus` wins, and so "
+        "does a launcher such as torchrun.",
+    )
+
+
 class BackendConfig(Section):
     """The run takes place here."""
 
-    type: Literal["local"] = key("local", "This machine. `backend: local` is short for `{type: local}`.")
+    type: Literal["local"] = key("local", "These machines. `backend: local` is short for `{type: local}`.")
+    trainer: BackendTrainer = key(BackendTrainer(), "Training on several GPUs.")
 
 
 BackendField: TypeAlias = Annotated[BackendConfig, Short(types=("local",), default="local")]
