@@ -13,6 +13,8 @@ from tests.chatml import conversation
 from tests.cli.conftest import records, write
 
 from brim import Model
+from brim.distributed import Launched
+from brim.errors import InputError
 from brim.planning import TrainingPlan
 
 TRAIN = ("train", "config.yaml", "--dataset", "sums.jsonl", "--output-directory", "new")
@@ -203,6 +205,64 @@ def test_a_run_that_goes_on_prints_no_more_verbose_prints_all_and_python_as_the_
     out, err = capfd.readouterr()
     assert out == ""
     assert re.search(r"^more +\d+ notes: other/notes.txt or say=print$", err, re.MULTILINE)
+
+
+# Several processes
+
+
+@pytest.mark.parametrize(
+    ("asked", "number"),
+    [
+        (("--gpus", "3"), 3),
+        (("backend.trainer.num_workers=2",), 2),
+        (("--gpus", "3", "backend.trainer.num_workers=2", "--json", "--resume", "--verbose"), 3),
+    ],
+)
+def test_several_gpus_are_this_command_once_for_each_and_end_as_the_first_that_fails(
+    brim, project, monkeypatch, asked, number
+):
+    launched, left = [], '{"error": {}}' if "--json" in asked else "brim: wrong"
+
+    def launch(command, num_workers):
+        launched.append((command, num_workers))
+        return Launched(code=2, message=left)
+
+    monkeypatch.setattr("brim.distributed.launch.launch_processes", launch)
+    monkeypatch.setattr("sys.orig_argv", ["python3", "-m", "brim", *TRAIN, *asked])
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    done = brim(*TRAIN, *asked, code=2)
+    assert (done.out + done.err, bool(done.out)) == (f"{left}\n", "--json" in asked)
+    assert launched == [([sys.executable, "-m", "brim", *TRAIN, *asked], number)]
+
+
+def test_what_is_wrong_is_told_once_before_processes_are_started(brim, project, monkeypatch):
+    monkeypatch.setattr("brim.distributed.launch.launch_processes", None)
+    assert "trainer.epoch" in brim(*TRAIN, "--gpus", "2", "trainer.epoch=2", code=2).err
+    assert "--gpus is 'two'" in brim(*TRAIN, "--gpus", "two", code=2).err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_of_several_starts_none_and_the_first_alone_tells_what_has_no_effect(
+    brim, project, monkeypatch, rank
+):
+    """Its own error is on its stderr where the launcher is another program."""
+    for name, value in {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}.items():
+        monkeypatch.setenv(name, value)
+
+    def train(self, *arguments, say, **more):
+        raise InputError(what="as far as this")
+
+    monkeypatch.setattr("brim.distributed.launch.launch_processes", None)
+    monkeypatch.setattr(Model, "train", train)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    done = brim(*TRAIN, "--gpus", "3", "backend.trainer.num_workers=4", code=2)
+    told = [
+        "no GPU: 2 processes divide the CPU",
+        "--gpus: 3 has no effect",
+        "num_workers: 4 has no effect: --gpus wins",
+    ]
+    assert [each in flat(done.err) for each in told] == [rank == 0] * 3
+    assert done.err.endswith("brim: as far as this\n")
 
 
 # Runs that begin, go on and end
