@@ -203,7 +203,7 @@ def _notes(num_processes: int, gpus: str | None, num_workers: int | None) -> Ite
             yield Note(f"no GPU: {num_processes} processes divide the CPU and its memory")
     for key, value in (("--gpus", gpus), ("backend.trainer.num_workers", num_workers)):
         if value not in (None, "all") and str(value) != str(num_processes):
-            wins = "--gpus" if gpus is not None and key != "--gpus" else "the launcher's WORLD_SIZE"
+            wins = "--gpus" if key != "--gpus" and gpus in ("all", str(num_processes)) else "the launcher's WORLD_SIZE"
             yield Note(f"{key}: {value} has no effect: {wins} wins, {num_processes}")
 
 

@@ -74,7 +74,8 @@ class BackendTrainer(Section):
 
     strategy: Literal["auto", "ddp", "fsdp"] = key(
         "auto",
-        "What each GPU holds: the whole model (`ddp`) or its share of it (`fsdp`). `auto`: see docs/several-gpus.md.",
+        "What each GPU holds: the whole model (`ddp`) or its share of it (`fsdp`). `auto`: `ddp`. See "
+        "docs/several-gpus.md.",
     )
     num_workers: PositiveInt | None = key(
         None,
