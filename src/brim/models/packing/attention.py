@@ -90,35 +90,43 @@ class PackedAttention:
 
 def passing(attention: PackedAttention | None, rows: PackedRows | None) -> AbstractContextManager[None]:
     """Return the context in which rows pass forward and backward. rows: None of padded ones."""
-    return _rows_not_packed() if attention is None or rows is None else attention.of(rows)
+    return _padded_rows() if attention is None or rows is None else attention.of(rows)
 
 
-_LOCK = threading.Lock()
+@cache
+def _padded_rows() -> _PaddedRows:
+    from transformers import masking_utils
+
+    return _PaddedRows(masking_utils)
 
 
-_LOOKS: list[Any] = []  # what transformers looks with, for each pass under way: threads' passes end in any order
-
-
-@contextmanager
-def _rows_not_packed() -> Iterator[None]:
+class _PaddedRows:
     """Keep transformers from looking at the positions of padded rows to see whether they are packed.
 
     It would wait for the device in each pass, to find what is known. In a trace, which has no values, it would make a
-    mask to be safe.
+    mask to be safe. Threads' passes end in any order.
     """
-    from transformers import masking_utils
 
-    masks: Any = masking_utils
-    with _LOCK:
-        _LOOKS.append(_LOOKS[-1] if _LOOKS else masks.find_packed_sequence_indices)
-        masks.find_packed_sequence_indices = lambda position_ids: None
-    try:
-        yield
-    finally:
-        with _LOCK:
-            looks = _LOOKS.pop()
-            if not _LOOKS:
-                masks.find_packed_sequence_indices = looks
+    def __init__(self, masks: Any) -> None:
+        self._masks, self._lock = masks, threading.Lock()
+        self._num_passes, self._look = 0, masks.find_packed_sequence_indices
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._num_passes:
+                self._look = self._masks.find_packed_sequence_indices
+                self._masks.find_packed_sequence_indices = _not_packed
+            self._num_passes += 1
+
+    def __exit__(self, *raised: object) -> None:
+        with self._lock:
+            self._num_passes -= 1
+            if not self._num_passes:
+                self._masks.find_packed_sequence_indices = self._look
+
+
+def _not_packed(position_ids: Tensor) -> None:
+    """Answer as transformers does of positions that begin once."""
 
 
 _KEY = "_attn_implementation_internal"  # the public property would go through all sub-configurations, at each pass
