@@ -92,8 +92,9 @@ def test_a_step_does_beside_its_passes_what_it_needs_once(tmp_path, clean, monke
     assert_same([run.train()], expected)
     steps = [part.strip() for part in " ".join(happened).split("record") if "pass" in part]  # others are checkpoints
     for num_rows, each in zip([8, 8, 4] * 2, steps, strict=True):
-        a_micro_batch = ["pad", "pass", "backward"]
-        expected_of_it = ["rows", "states"] + a_micro_batch * (num_rows // 2) + ["read"]
+        num_micro_batches = num_rows // 2
+        passes = ["pad"] * num_micro_batches + ["pass", "backward"] * num_micro_batches
+        expected_of_it = ["rows", "states", *passes, "read"]
         assert each[: each.index("update")].split() == expected_of_it
 
 

@@ -115,6 +115,7 @@ class GradientStep:
     caller's, to be stepped once after each run.
     module: whose buffers are put back when a step begins again; None where a forward pass changes none.
     on_event: is called for every failure, for how the step goes on, and for every change of the cutter's cap.
+    prepare: is called with the micro-batches that come, before the first of their passes.
     name_row: returns what to call the row at a position, where one does not fit by itself.
     tells_lengths: whether the lengths are tokens, to be named in events and errors.
     drop: drops the gradients in another way than by forgetting them; None: they are forgotten.
@@ -127,6 +128,7 @@ class GradientStep:
         parameters: Sequence[nn.Parameter],
         backward: Backward,
         on_event: OnEvent,
+        prepare: Callable[[Sequence[MicroBatch]], None] = lambda micro_batches: None,
         module: nn.Module | None = None,
         name_row: Callable[[int], str] = "row {} of the batch".format,
         tells_lengths: bool = True,
@@ -136,6 +138,7 @@ class GradientStep:
         self._parameters = parameters
         self._backward = backward
         self._on_event = on_event
+        self._prepare = prepare
         self._buffers = None if module is None else BufferKeeper(module)
         self._name_row = name_row
         self._tells_lengths = tells_lengths
@@ -198,6 +201,7 @@ class GradientStep:
         self._drop_gradients(meter)
 
         def accumulate() -> Tensor:
+            self._prepare(micro_batches)
             for micro_batch in micro_batches:
                 loss = self._backward(micro_batch.rows)
                 if meter is not None:

@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from brim.batching import NUM_GROUPS, GradientStep, MicroBatch, NoiseMeasurement, Part, StepOutcome
 from brim.batching.memory import OutOfMemory, attempt, random_states, restore_random_states
-from brim.data.tokens import TokenRow, collate, pack
+from brim.data.tokens import Batch, TokenRow, collate, pack
 from brim.distributed import Reduction, Share, deal
 from brim.models import LLM
 from brim.models.loss import next_token_loss
@@ -32,6 +32,11 @@ from brim.models.packing import PackedRows, passing
 from brim.train.job import TrainJob
 
 OnEvent = Callable[[Mapping[str, Any]], None]
+
+
+# Padded tokens that become tensors before a step's first pass: between passes of the model that takes four times as
+# long. Those of more are left for later, when a GPU that would wait for them is busy.
+_TOKENS_AHEAD = 8192
 
 
 class Gradient:
@@ -53,6 +58,8 @@ class Gradient:
         self._digest = 0  # of how the step was dealt
         self._indices: NDArray[np.intp] = np.zeros(0, dtype=np.intp)  # of the effective batch among the job's rows
         self._rows: Sequence[TokenRow] = ()  # of it
+        # Of micro-batches that come, by the position of their first row in it.
+        self._prepared: dict[int, tuple[Sequence[TokenRow], Batch]] = {}
         self._num_supervised = 0  # tokens of it
         self._number = 0  # of the step
         self._last = self._indices  # positions in the effective batch of the rows that went into the model last
@@ -64,6 +71,7 @@ class Gradient:
             parameters=self.parameters,
             backward=self._backward,
             on_event=self._hear,
+            prepare=self._prepare,
             name_row=lambda position: f"row {int(job.rows.keys[self._indices[position]])} (numbered from 0)",
             drop=self.drop,
         )
@@ -201,11 +209,25 @@ class Gradient:
         self._backward(part.micro_batch.rows)
         return all(bool(p.grad.isfinite().all()) for p in self.parameters if p.grad is not None)
 
+    def _prepare(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """Make the tensors of the first micro-batches."""
+        self._prepared, num_tokens = {}, 0
+        for each in micro_batches:
+            num_tokens += each.num_rows * each.padded_length
+            if num_tokens > _TOKENS_AHEAD:
+                return
+            self._last = each.rows
+            rows = self._at(each.rows)
+            self._prepared[int(each.rows[0])] = rows, self._pass.batch_of(rows)
+
+    def _at(self, positions: NDArray[np.intp]) -> list[TokenRow]:
+        return [self._rows[position] for position in positions.tolist()]
+
     def _backward(self, positions: NDArray[np.intp]) -> Tensor:
         """Add the gradient of one micro-batch; return its part of the batch's mean loss, a scalar."""
         self._last = positions
-        rows = [self._rows[position] for position in positions.tolist()]
-        return self._pass(rows, self._num_supervised, step=self._number)
+        rows, batch = self._prepared.pop(int(positions[0]), None) or (self._at(positions), None)
+        return self._pass(rows, self._num_supervised, step=self._number, batch=batch)
 
     def _hear(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "oom":
@@ -313,13 +335,16 @@ class MicroBatchPass:
     pad_id: int
     scaler: torch.amp.GradScaler  # of the loss, where arithmetic is fp16; not enabled elsewhere
 
-    def __call__(self, rows: Sequence[TokenRow], num_supervised: int, *, step: int) -> Tensor:
+    def __call__(
+        self, rows: Sequence[TokenRow], num_supervised: int, *, step: int, batch: Batch | None = None
+    ) -> Tensor:
         """Add the rows' gradient; return their part of the mean loss over `num_supervised` tokens, on the device.
 
-        num_supervised: supervised tokens of the whole effective batch. step: its number, for the dropout.
+        num_supervised: supervised tokens of the whole effective batch. step: its number, for the dropout. batch: what
+        `batch_of` gave, where the rows are tensors already.
         """
         llm = self.llm
-        batch = (collate if llm.packed is None else pack)(rows, pad_id=self.pad_id).to(llm.device)
+        batch = (self.batch_of(rows) if batch is None else batch).to(llm.device)
         with self._dropout_of(rows, batch.packed, step), passing(llm.packed, batch.packed):
             with llm.precision.autocast(llm.device):
                 loss = next_token_loss(
@@ -328,6 +353,10 @@ class MicroBatchPass:
                 loss = loss / num_supervised
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+    def batch_of(self, rows: Sequence[TokenRow]) -> Batch:
+        """Return the rows as tensors of the host, padded or packed."""
+        return (collate if self.llm.packed is None else pack)(rows, pad_id=self.pad_id)
 
     def _dropout_of(
         self, rows: Sequence[TokenRow], packed: PackedRows | None, step: int
