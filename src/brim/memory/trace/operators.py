@@ -50,10 +50,11 @@ class _Made:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Describe what an operator returns: how each result is made, or which of the given tensors it is."""
+    """Describe what an operator returns: how each result is made, or which of the given tensors it is; and its work."""
 
     results: tuple[_Made | int | None, ...]
     container: type | None  # None: there is one result, by itself
+    work: OperatorWork | None
 
 
 # About 1.5 kB each, a few hundred for each shape traced; no tensors are held. None: the result cannot be cached.
@@ -63,28 +64,29 @@ _MOST_KNOWN = 4096
 _KNOWN: dict[tuple[Any, ...], _Known | None] = {}
 
 
-def result_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return func(*args, **kwargs) as a FakeTensorMode would; call it where the modes above that one have been left."""
+def result_and_work(func: Any, args: Arguments, kwargs: Options) -> tuple[Any, OperatorWork | None]:
+    """Return func(*args, **kwargs) as a FakeTensorMode would, and its work: None where no kernel runs, as for views.
+
+    Call it where the modes above that one have been left.
+    """
     tensors: list[FakeTensor] = []
     parts: list[Any] = [func, torch.get_default_dtype()]
     is_plain = _extend_key(args, parts, tensors)
     if is_plain and kwargs:
         is_plain = _extend_key(kwargs, parts, tensors) and _extend_key(kwargs.values(), parts, tensors)
-    if not is_plain:
-        return func(*args, **kwargs)
     key = tuple(parts)
-    known: Any = _KNOWN.get(key, _UNKNOWN)
-    if known is _UNKNOWN:
+    known: Any = _KNOWN.get(key, _UNKNOWN) if is_plain else None
+    if known is None or known is _UNKNOWN:
         out = func(*args, **kwargs)
-        if len(_KNOWN) >= _MOST_KNOWN:
-            _KNOWN.clear()
-        _KNOWN[key] = _known(func, out, tensors)
-        return out
-    if known is None:
-        return func(*args, **kwargs)
+        work = operator_work(func, args, kwargs, out)
+        if known is _UNKNOWN:
+            if len(_KNOWN) >= _MOST_KNOWN:
+                _KNOWN.clear()
+            _KNOWN[key] = _known(func, out, tensors, work)
+        return out, work
     if known.container is None:
-        return _rebuilt(known.results[0], tensors)
-    return known.container([_rebuilt(result, tensors) for result in known.results])
+        return _rebuilt(known.results[0], tensors), known.work
+    return known.container([_rebuilt(result, tensors) for result in known.results]), known.work
 
 
 def _extend_key(values: Any, parts: list[Any], tensors: list[FakeTensor]) -> bool:
@@ -126,7 +128,7 @@ def _rebuilt(result: _Made | int | None, tensors: Sequence[FakeTensor]) -> FakeT
     return fake
 
 
-def _known(func: Any, out: Any, tensors: Sequence[FakeTensor]) -> _Known | None:
+def _known(func: Any, out: Any, tensors: Sequence[FakeTensor], work: OperatorWork | None) -> _Known | None:
     if not isinstance(func, torch._ops.OpOverload) or any(tag in func.tags for tag in _UNPREDICTABLE):
         return None
     container = type(out) if isinstance(out, (tuple, list)) else None
@@ -143,7 +145,7 @@ def _known(func: Any, out: Any, tensors: Sequence[FakeTensor]) -> _Known | None:
             if found is None:
                 return None
         results.append(found)
-    return _Known(tuple(results), container)
+    return _Known(tuple(results), container, work)
 
 
 def _result(out: FakeTensor, tensors: Sequence[FakeTensor], *, is_shared: bool) -> _Made | int | None:

@@ -21,7 +21,7 @@ from brim.config.schema import OptimizerConfig
 from brim.lazy import without_collector
 from brim.memory.events import Depth, EventStream, WorkCount
 from brim.memory.trace.layers import Expansion, expand
-from brim.memory.trace.operators import OperatorWork
+from brim.memory.trace.operators import OperatorWork, operator_work
 from brim.memory.trace.recorder import Recorder, Temporaries, Workload, note_kernel
 from brim.memory.trace.recording import LearningWeight, Recording, TrainedWeight
 from brim.memory.trace.segments import NotUniformError
@@ -162,13 +162,14 @@ class _LineageRecorder(Recorder):  # type: ignore[no-untyped-call]
         super().note(operator, work, about=about)
         self._layer = None
 
-    def _count(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+    def _count(self, work: OperatorWork | None, func: Any, args: tuple[Any, ...], kwargs: Any, out: Any) -> None:
         """Count lists as those of all layers; work on one tensor is done in each layer that its own stands for."""
         if args and _are_tensors(args[0]):
             args = tuple(self._of_all_layers(each) if _are_tensors(each) else each for each in args)
+            work = operator_work(func, args, kwargs, out)
         else:
             self._layer = self.layer_of(args[0]) if args else None
-        super()._count(func, args, kwargs, out)
+        super()._count(work, func, args, kwargs, out)
         self._layer = None
 
     def _scratch_bytes(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:

@@ -73,7 +73,7 @@ def _record(workload: Workload, depth: Depth, *, rows: int, tokens: int) -> Reco
     mode = FakeTensorMode()
     mode.cache_enabled = False  # the recorder's own cache is faster
     model = build_fake(with_layers(workload.architecture, depth.recorded), workload.build, mode)
-    with mode, workload.view(model):
+    with mode, Recorder(), workload.view(model):  # which remembers what operators return
         workload.settle(model)
     path, layers = decoder_layers(model, depth.num_recorded)
     recorder = Recorder(temporaries=workload.temporaries)
