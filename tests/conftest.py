@@ -84,11 +84,12 @@ def _quick_collections() -> Iterator[None]:
 def _cache_of_its_own(shared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Neither finds nor leaves anything in the user's cache; processes that tests start inherit it.
 
-    Workers share what was traced, which is the same whoever traces it; plans depend on the memory that was free then.
+    Workers share what was traced or tried, which is the same whoever does it; plans depend on the memory that was free.
     """
     cache = tmp_path_factory.mktemp("cache")
-    (shared_folder / "traces").mkdir(exist_ok=True)
-    (cache / "traces").symlink_to(shared_folder / "traces")
+    for kind in ("packing", "traces"):
+        (shared_folder / kind).mkdir(exist_ok=True)
+        (cache / kind).symlink_to(shared_folder / kind)
     os.environ["BRIM_CACHE_DIR"] = str(cache)
 
 

@@ -18,7 +18,6 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
 from filelock import FileLock
 from tests.chatml import conversation, make_chat_base
 
@@ -77,6 +76,8 @@ class Scarce:
     def __call__(self, model: Any, batch: Any, **others: Any) -> Any:
         self.tried.append(len(batch.input_ids))
         if len(batch.input_ids) > self.most_rows:
+            import torch  # here: what starts pytest anew has no use for it
+
             raise torch.OutOfMemoryError(OUT)
         return self.whole(model, batch, **others)
 
