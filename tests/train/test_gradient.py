@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from brim.batching import ByRows, NoiseMeasurement
 from brim.data.tokens import collate
+from brim.distributed import ALONE
 from brim.errors import OutOfMemoryError
 from brim.models import LLM, precision
 from brim.models.loss import next_token_loss
@@ -24,7 +25,8 @@ FEW = BATCH[:5]
 def gradient_of(model, *, cutter=None, scaler=None, rows=None, events=None):
     """What Gradient reads of a job; no more of it is needed."""
     llm = LLM(model=model, folder=None, device=CPU, precision=precision("fp32"))
-    job = SimpleNamespace(llm=llm, rows=rows or rows_of(), pad_id=1, cutter=cutter or ByRows(max_rows=4))
+    cutter = cutter or ByRows(max_rows=4)
+    job = SimpleNamespace(llm=llm, rows=rows or rows_of(), pad_id=1, cutter=cutter, ranks=ALONE)
     scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
     return Gradient(job, scaler, (lambda event: None) if events is None else events.append)
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from brim.batching import ByLength, StepOutcome
 from brim.batching.memory import or_explain, random_states, restore_random_states, second_try
 from brim.data.tokens import rows_of_step
-from brim.distributed import PeerError, Share
+from brim.distributed import PeerError
 from brim.errors import BrimError, OutOfMemoryError, Problem
 from brim.train.checkpoint import (
     Checkpoint,
@@ -40,6 +40,7 @@ from brim.train.gradient import Gradient
 from brim.train.job import TrainJob
 from brim.train.logs import Peak, Peaks
 from brim.train.schedule import BatchCourse
+from brim.train.together import Together
 from brim.train.update import WeightUpdate, failure_event, of_a_row, while_saving, with_checkpoint
 
 T = TypeVar("T")
@@ -52,20 +53,24 @@ class Loop:
     def __init__(self, job: TrainJob, state: TrainState) -> None:
         self._job = job
         self.state = state
-        self.num_out_of_memory = 0  # allocations that failed since this object was made, and were retried
+        self._num_out_of_memory = 0
         self._scaler = torch.amp.GradScaler(job.llm.device.type, enabled=job.llm.precision.scales_loss)
         self._gradient = Gradient(job, self._scaler, self._hear)
         self._update = WeightUpdate(job, state, self._gradient, self._scaler, self._hear)
         self._course = BatchCourse(job.length, measure_every=job.measure_every, saved=state.batch_course)
         self._peaks = Peaks(job.llm.device)
+        self._together = Together(job, state, self._gradient, self._peaks)
         self._saved_step = state.step if state.step else None
         self._writer = CheckpointWriter(job.store)
         self._begun_step: int | None = None  # of the checkpoint that is being written
         self._stood_s = 0.0  # for that one
         self._owes_evaluation = False  # the last one ran out of memory
         self._last_event: Mapping[str, Any] = {}  # of an allocation that failed
-        self._stops = False  # some rank was asked to stop
-        self._unheard: list[Mapping[str, Any]] = []  # events of a rank that writes no log
+
+    @property
+    def num_out_of_memory(self) -> int:
+        """Return how many allocations failed, on any rank, since this object was made, and were retried."""
+        return self._num_out_of_memory + self._together.num_out_of_memory
 
     @property
     def peaks(self) -> tuple[Peak, ...]:
@@ -120,7 +125,7 @@ class Loop:
                 state.step, samples_before=samples_before, samples_after=state.consumed_samples
             ):
                 self._end_stretch()
-            if self._stops or (stop.is_set() and not job.ranks.are_several):
+            if self._together.stops(stop):
                 self._save()
                 raise interruption(
                     Problem(
@@ -157,14 +162,18 @@ class Loop:
             outcome = StepOutcome.nothing(job.llm.device)
         busy_s = time.perf_counter() - started
         try:
-            loss, norm = self._update.clipped(outcome, self._share(stop, busy_s, has_failed=failure is not None))
+            share = self._together.share(stop, busy_s, has_failed=failure is not None)
+            loss, norm = self._update.clipped(outcome, share)
         except OutOfMemoryError as error:
             self._gradient.drop()
             restore_random_states(outcome.random_before)
             raise self._saved_first(error) from None
-        if job.ranks.are_several:
-            self._hear_ranks(failure, outcome)
-            self._gradient.measure_noise(outcome, num_rows=len(indices))
+        failed = self._together.hear()
+        if failed:
+            self._gradient.drop()
+            restore_random_states(outcome.random_before)
+            raise self._saved_first(failure or job.ranks.peer_failed(failed))
+        self._gradient.measure_noise(outcome, num_rows=len(indices))
         saved_step = self._saved_step if self._begun_step is None else self._begun_step
         not_finite = self._update(
             outcome, loss=loss, norm=norm, size=size, learning_rate=learning_rate, saved_step=saved_step
@@ -193,7 +202,7 @@ class Loop:
             "seconds": round(time.perf_counter() - started, 6),
             "peak_bytes": peak_bytes,
             **noise,
-            **self._of_ranks(outcome, peak_bytes),
+            **self._together.fields(peak_bytes),
         }
         return [record, *self._points(point)]
 
@@ -244,61 +253,6 @@ class Loop:
             if step:
                 self._save()
         return with_checkpoint(error, step=step)
-
-    def _share(self, stop: threading.Event, busy_s: float, *, has_failed: bool) -> Share:
-        """Return what this rank says of its part of the step."""
-        return Share(
-            cap=self._job.cutter.state()["cap"]["now"],
-            num_events=len(self._unheard),
-            is_stopping=stop.is_set(),
-            has_failed=has_failed,
-            peak_bytes=self._peaks.most_bytes(),
-            busy_s=busy_s,
-        )
-
-    def _hear_ranks(self, failure: OutOfMemoryError | None, outcome: StepOutcome) -> None:
-        """Take in what the ranks have said with a step. Raises the errors with which it ends the run."""
-        job, shares = self._job, self._gradient.shares
-        self._stops = any(share.is_stopping for share in shares)
-        if any(share.num_events for share in shares) or len({share.cap for share in shares}) > 1:
-            self._exchange_events()
-        failed = [rank for rank, share in enumerate(shares) if share.has_failed]
-        if failed:
-            self._gradient.drop()
-            restore_random_states(outcome.random_before)
-            raise self._saved_first(failure or job.ranks.peer_failed(failed))
-
-    def _exchange_events(self) -> None:
-        """Write the events of all ranks; all go on with the lowest cap."""
-        job, mine, self._unheard = self._job, self._unheard, []
-        found = job.ranks.exchanged("events", lambda: (mine, job.cutter.state()["cap"]))
-        for rank, (events, _) in enumerate(found):
-            for event in events:
-                job.observer.write({**event, "rank": rank})
-                self.num_out_of_memory += rank != job.ranks.rank and event["event"] == "oom"
-        lowest = min((cap for _, cap in found), key=lambda cap: cap["now"])
-        before, state = job.cutter.state()["cap"]["now"], job.cutter.state()
-        job.cutter.restore({**state, "cap": lowest})
-        if lowest["now"] != before and job.ranks.is_first:
-            told = {"event": "cap", "before": before, "after": lowest["now"], "unit": job.cutter.unit}
-            job.observer.write({"step": self.state.step + 1, **told})
-
-    def _of_ranks(self, outcome: StepOutcome, peak_bytes: int) -> dict[str, Any]:
-        """Return the fields of a step's line that are there where several processes train."""
-        shares = self._gradient.shares
-        if not shares:
-            return {}
-        busy_s = [share.busy_s for share in shares]
-        fields: dict[str, Any] = {
-            "num_micro_batches": sum(share.num_micro_batches for share in shares),
-            "peak_bytes": max(peak_bytes, *(share.peak_bytes for share in shares)),
-            "ranks": len(shares),
-        }
-        if self._job.llm.device.type == "cpu":  # a GPU goes on when the host has queued its work
-            fields["busy"] = round(
-                sum(busy_s) / len(busy_s) / max(busy_s), 4
-            )  # share of the time until the last was done
-        return fields
 
     def _end_stretch(self) -> None:
         """Evaluate and save. Where evaluation runs out of memory, save; the resumed run then evaluates first."""
@@ -399,13 +353,9 @@ class Loop:
     def _hear(self, event: Mapping[str, Any], *, step: int | None = None) -> None:
         """Write an event of a step; None: the step that is being made."""
         if event["event"] == "oom":
-            self.num_out_of_memory += 1
+            self._num_out_of_memory += 1
             self._last_event = event
-        event = {"step": self.state.step + 1 if step is None else step, **event}
-        if self._job.ranks.is_first:
-            self._job.observer.write(event)
-        else:
-            self._unheard.append(event)
+        self._together.write({"step": self.state.step + 1 if step is None else step, **event})
 
 
 @contextmanager

@@ -61,15 +61,12 @@ class Device:
         return self.memory_bytes - self.outside_bytes
 
     def among(self, world_size: int) -> Device:
-        """Return the device as one of several. A CPU is shared by so many processes.
+        """Return the device as one of several; a CPU is shared by so many processes.
 
-        NCCL's buffers of one communicator lie outside PyTorch's allocator.
-        They were measured as 544 MiB for two A100s that NVLink joins, 688 for more (NVIDIA/nccl issue 964); less over
-        PCIe.
+        NCCL's buffers lie outside PyTorch's allocator. They were measured as 544 MiB for two A100s that NVLink joins,
+        688 for more (NVIDIA/nccl issue 964); less over PCIe.
         """
-        if world_size == 1:
-            return self
-        if self.is_cpu:
+        if world_size == 1 or self.is_cpu:
             return replace(self, num_processes=world_size)
         nccl_bytes = (544 if world_size == 2 else 688) * _MIB
         return replace(self, outside_bytes=self.outside_bytes + nccl_bytes)
