@@ -259,7 +259,7 @@ def test_a_process_of_several_starts_none_and_the_first_alone_tells_what_has_no_
     told = [
         "no GPU: 2 processes divide the CPU",
         "--gpus: 3 has no effect",
-        "num_workers: 4 has no effect: --gpus wins",
+        "num_workers: 4 has no effect: the launcher's",
     ]
     assert [each in flat(done.err) for each in told] == [rank == 0] * 3
     assert done.err.endswith("brim: as far as this\n")

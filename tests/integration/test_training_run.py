@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -179,6 +180,21 @@ def test_a_second_ctrl_c_ends_at_once():
             os.kill(os.getpid(), signal.SIGINT)
             stop.wait(5)
             signal.getsignal(signal.SIGINT)
+
+
+def test_a_ctrl_c_that_a_launcher_and_a_scheduler_pass_on_counts_once(monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    now = [100.0]
+    monkeypatch.setattr("brim.train.loop.time", SimpleNamespace(monotonic=lambda: now[0]))
+    with interrupt.stop_request() as stop:
+        request = signal.getsignal(signal.SIGTERM)
+        for now[0] in (100.0, 100.5, 101.5):
+            request(signal.SIGTERM, None)
+        assert stop.is_set()
+        now[0] = 110.0
+        with pytest.raises(KeyboardInterrupt):
+            request(signal.SIGTERM, None)
 
 
 # What cannot be caught, in a process of its own: a kill

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from brim.batching import ByLength, StepOutcome
 from brim.batching.memory import or_explain, random_states, restore_random_states, second_try
 from brim.data.tokens import rows_of_step
-from brim.distributed import PeerError
+from brim.distributed import PeerError, Place
 from brim.errors import BrimError, OutOfMemoryError, Problem
 from brim.train.checkpoint import (
     Checkpoint,
@@ -369,20 +369,28 @@ def _both_told(error: BrimError) -> Iterator[None]:
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+_TOGETHER_S = 2.0
+
 
 @contextmanager
 def stop_request() -> Iterator[threading.Event]:
     """Yield an event that the first Ctrl-C (or SIGTERM) sets: the step ends and is saved. A second one ends at once.
 
-    Outside the main thread, where signals cannot be caught, the event is never set.
+    Where several processes train, those that come together count as one: a scheduler signals a launcher and its
+    processes, and the launcher passes that on. Outside the main thread, where signals cannot be caught, the event is
+    never set.
     """
-    event = threading.Event()
+    event, together_s = threading.Event(), _TOGETHER_S if Place.of_environment().world_size > 1 else 0.0
+    asked_at = 0.0
     if threading.current_thread() is not threading.main_thread():
         yield event
         return
 
     def request(number: int, frame: FrameType | None) -> None:
-        if event.is_set():
+        nonlocal asked_at
+        if not event.is_set():
+            asked_at = time.monotonic()
+        elif time.monotonic() - asked_at >= together_s:
             raise KeyboardInterrupt
         event.set()
 

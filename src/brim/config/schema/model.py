@@ -74,8 +74,7 @@ class BackendTrainer(Section):
 
     strategy: Literal["auto", "ddp", "fsdp"] = key(
         "auto",
-        "What each GPU holds: the whole model (`ddp`) or its share of it (`fsdp`). `auto`: `ddp`. See "
-        "docs/several-gpus.md.",
+        "What each GPU holds: the whole model (`ddp`) or its share of it (`fsdp`). `auto`: `ddp`.",
     )
     num_workers: PositiveInt | None = key(
         None,
