@@ -5,6 +5,7 @@
 set -euo pipefail
 
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=600  # seconds in which a stopped run may write its checkpoint
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # else processes that are started again find the addresses of those before
 torchrun --nnodes 2 --nproc-per-node gpu --max-restarts 3 \
   --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" --rdzv-id demo \
   -m brim train config.yaml --output-directory /shared/runs/demo --resume

@@ -36,6 +36,7 @@ from brim.cli.options import (
 from brim.memory import MOST_MADE_UP, MOST_TOKENS
 
 if TYPE_CHECKING:
+    from brim.distributed import Place
     from brim.workflows.runs import TrainResult
 
 
@@ -145,7 +146,7 @@ def train(
         stream = None if place.is_first else stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
         screen = stack.enter_context(Screen(stream, is_short=not verbose, hint="--verbose"))
         screen(status("starting"))
-        for line in _notes(place.world_size, gpus, num_workers):
+        for line in _notes(place, gpus, num_workers):
             screen(line)
         from brim.config import require_trust_said_again
         from brim.model import Model
@@ -192,19 +193,20 @@ def _in_processes(gpus: str | None, num_workers: int | None) -> None:
     sys.exit(ended.code)
 
 
-def _notes(num_processes: int, gpus: str | None, num_workers: int | None) -> Iterator[str]:
+def _notes(place: Place, gpus: str | None, num_workers: int | None) -> Iterator[str]:
     """Yield what is worth knowing of the processes: that they share a CPU, and that another number was asked for."""
     from brim.notes import Note
 
-    if num_processes > 1:
+    if place.local_world_size > 1:
         import torch
 
         if not torch.cuda.is_available():
-            yield Note(f"no GPU: {num_processes} processes divide the CPU and its memory")
+            yield Note(f"no GPU: {place.local_world_size} processes divide the CPU and its memory")
+    here = str(place.local_world_size)
     for key, value in (("--gpus", gpus), ("backend.trainer.num_workers", num_workers)):
-        if value not in (None, "all") and str(value) != str(num_processes):
-            wins = "--gpus" if key != "--gpus" and gpus in ("all", str(num_processes)) else "the launcher's WORLD_SIZE"
-            yield Note(f"{key}: {value} has no effect: {wins} wins, {num_processes}")
+        if value not in (None, "all") and str(value) != here:
+            wins = "--gpus" if key != "--gpus" and gpus in ("all", here) else "the launcher's LOCAL_WORLD_SIZE"
+            yield Note(f"{key}: {value} has no effect: {wins} wins, {here}")
 
 
 def _as_json(result: TrainResult) -> dict[str, object]:
