@@ -107,7 +107,7 @@ KNOWN: dict[str, str | bytes] = {
     "gzip.jsonl": gzip.compress(JSONL.encode()),
     "pickle.jsonl": pickle.dumps(ROWS),
     "overlong.jsonl": JSONL + json.dumps({"question": "add " * 500, "answer": "b", "split": 0}) + "\n",
-    "huge.jsonl": JSONL + json.dumps({"question": "a" * _HUGE_LINE_BYTES, "answer": "b", "split": 0}) + "\n",
+    "huge.jsonl": JSONL + '{"question": "' + "a" * _HUGE_LINE_BYTES + '", "answer": "b", "split": 0}\n',
     "hugetruncated.jsonl": JSONL + '{"question": "' + "a" * _HUGE_LINE_BYTES,
     "emptykey.jsonl": '{"": "a"}\n',
     "empty.json": "",

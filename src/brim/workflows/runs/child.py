@@ -247,6 +247,8 @@ def _fail(tell: Tell, problems: Sequence[Problem], error: str) -> None:
 
 
 def _out_of_memory(error: Exception) -> Problem | None:
+    if "torch" not in sys.modules and isinstance(error, RuntimeError):
+        return None  # of no device: it is not worth the seconds in which PyTorch is imported
     from brim.batching.memory import is_out_of_memory
 
     if not is_out_of_memory(error):
