@@ -504,7 +504,7 @@ def test_a_write_that_has_failed_ends_the_run_after_the_step_that_is_being_made(
     def hear(record):
         write(record)
         if record["step"] == 3:
-            checkpoint_module.wait([run.loop._writer._future])
+            checkpoint_module.wait([run.loop._saving._writer._future])
 
     monkeypatch.setattr(run.log, "write", hear)
     assert failed(run, error, match="step 2").fix.endswith(told)
@@ -520,7 +520,7 @@ def test_an_evaluation_waits_for_the_checkpoint_before_it_and_finds_the_logs_wri
 
     run = Run(tmp_path, evaluate=evaluate, **THREE)
     hold_writes(monkeypatch, run, until="the run waits")
-    run.loop._job = replace(run.job, sync_logs=lambda: happened.append("sync") or {})
+    run.loop._job = run.loop._saving._job = replace(run.job, sync_logs=lambda: happened.append("sync") or {})
     run.train()
     assert happened == [each for step in (0, 2, 4) for each in ("sync", ("evaluation", step), "sync")]
 

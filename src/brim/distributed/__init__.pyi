@@ -8,4 +8,19 @@ from .launch import (
     watch_parent as watch_parent,
 )
 from .ranks import ALONE as ALONE, PeerError as PeerError, Ranks as Ranks, joined as joined
-from .reduction import Reduction as Reduction, Share as Share
+from .reduction import (
+    GradientSum as GradientSum,
+    Reduction as Reduction,
+    ShardedSum as ShardedSum,
+    Share as Share,
+)
+from .sharding import (
+    Box as Box,
+    Sharded as Sharded,
+    box_of as box_of,
+    is_sharded as is_sharded,
+    like as like,
+    local as local,
+    whole as whole,
+    whole_on_first as whole_on_first,
+)

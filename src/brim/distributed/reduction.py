@@ -1,6 +1,7 @@
 """Add up the ranks' gradients, once a step, with the few numbers that travel with them.
 
-Gradients are views into flat buckets, so that no second copy of them is made. A rank may have had no micro-batch. A
+Where weights are sharded, their gradients are added up as they come, and the numbers travel alone. Elsewhere gradients
+are views into flat buckets, so that no second copy of them is made. A rank may have had no micro-batch. A
 weight that no rank's loss has reached keeps no gradient, as in one process, so that its optimizer leaves it alone.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,25 @@ class Share:
 
 
 _FIELDS = tuple(field.name for field in fields(Share))
+
+
+class GradientSum(Protocol):
+    """Add up what the ranks computed in a step."""
+
+    def clear(self) -> None:
+        """Begin a sum: forget the gradients."""
+
+    def run(self, losses: Tensor, share: Share) -> Tensor:
+        """Add up gradients and numbers; return the numbers, a vector in fp64 on the device.
+
+        losses: of this rank's micro-batches, their shares of the step's loss.
+        """
+
+    def read(self, numbers: Sequence[float]) -> tuple[float, list[Share]]:
+        """Read the vector, once it is on the host: the step's loss, and what each rank did.
+
+        Raises BrimError where the ranks did not compute the same plan.
+        """
 
 
 class Reduction:
@@ -75,18 +95,9 @@ class Reduction:
             parameter.grad = view
 
     def run(self, losses: Tensor, share: Share) -> Tensor:
-        """Add up gradients and numbers; return the numbers, a vector in fp64 on the device.
-
-        losses: of this rank's micro-batches, their shares of the step's loss.
-        """
-        numbers = [0.0] * (self._ranks.size * len(_FIELDS))
-        start = self._ranks.rank * len(_FIELDS)
-        numbers[start : start + len(_FIELDS)] = map(float, astuple(share))
-        numbers += [float(number in self._reached) for number in self._unreached]
-        device = self._parameters[0].device
-        vector = torch.cat(
-            [losses.double().sum()[None].to(device), torch.tensor(numbers, dtype=torch.float64).to(device)]
-        )
+        """Add up as GradientSum does; a rank that has failed adds nothing."""
+        reached = [float(number in self._reached) for number in self._unreached]
+        vector = _vector(self._ranks, losses, share, reached, device=self._parameters[0].device)
         if share.has_failed:
             self.clear()  # a failed pass leaves parts of a gradient, or none
         for parameter, view in zip(self._parameters, self._views, strict=True):
@@ -98,27 +109,15 @@ class Reduction:
         return vector
 
     def read(self, numbers: Sequence[float]) -> tuple[float, list[Share]]:
-        """Read the vector, once it is on the host: the step's loss, and what each rank did.
-
-        Takes the gradients away of weights that no loss has reached.
-        Raises BrimError where the ranks did not compute the same plan.
-        """
-        loss, *rest = numbers
-        width, size = len(_FIELDS), self._ranks.size
-        shares = [_share(rest[rank * width : (rank + 1) * width]) for rank in range(size)]
-        reached = dict(zip(self._unreached, rest[size * width :], strict=True))
+        """Read as GradientSum does. Takes the gradients away of weights that no loss has reached."""
+        loss, shares, times_reached = _read(self._ranks, numbers)
+        reached = dict(zip(self._unreached, times_reached, strict=True))
         for number, times in reached.items():
             if times:
                 self._hooks.pop(number).remove()
             else:
                 self._parameters[number].grad = None
         self._unreached = [number for number, times in reached.items() if not times]
-        if len({share.digest for share in shares}) > 1:
-            raise BrimError(
-                what="the processes of this run have cut a step differently",
-                expected="the same rows, configuration and versions of packages on every machine",
-                fix="compare the packages of the machines (environment.json has those of the first)",
-            )
         return loss, shares
 
     def close(self) -> None:
@@ -129,6 +128,49 @@ class Reduction:
 
     def _reach(self, number: int, parameter: Tensor) -> None:
         self._reached.add(number)
+
+
+class ShardedSum:
+    """Leave the gradients to FSDP, which has added them up in each round; the numbers travel once a step."""
+
+    def __init__(self, ranks: Ranks, parameters: Sequence[nn.Parameter]) -> None:
+        self._ranks, self._parameters = ranks, parameters
+
+    def clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def run(self, losses: Tensor, share: Share) -> Tensor:
+        vector = _vector(self._ranks, losses, share, [], device=self._parameters[0].device)
+        self._ranks.add(vector)
+        return vector
+
+    def read(self, numbers: Sequence[float]) -> tuple[float, list[Share]]:
+        loss, shares, _ = _read(self._ranks, numbers)
+        return loss, shares
+
+
+def _vector(ranks: Ranks, losses: Tensor, share: Share, others: list[float], *, device: torch.device) -> Tensor:
+    """Return what this rank adds: its loss, its share in its own place, and other numbers."""
+    numbers = [0.0] * (ranks.size * len(_FIELDS))
+    start = ranks.rank * len(_FIELDS)
+    numbers[start : start + len(_FIELDS)] = map(float, astuple(share))
+    of_share = torch.tensor([*numbers, *others], dtype=torch.float64).to(device)
+    return torch.cat([losses.double().sum()[None].to(device), of_share])
+
+
+def _read(ranks: Ranks, numbers: Sequence[float]) -> tuple[float, list[Share], Sequence[float]]:
+    """Return the loss, the shares and the other numbers of a vector that was added up."""
+    loss, *rest = numbers
+    width, size = len(_FIELDS), ranks.size
+    shares = [_share(rest[rank * width : (rank + 1) * width]) for rank in range(size)]
+    if len({share.digest for share in shares}) > 1:
+        raise BrimError(
+            what="the processes of this run have cut a step differently",
+            expected="the same rows, configuration and versions of packages on every machine",
+            fix="compare the packages of the machines (environment.json has those of the first)",
+        )
+    return loss, shares, rest[size * width :]
 
 
 def _share(numbers: Sequence[float]) -> Share:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -40,6 +40,8 @@ from brim.units import format_bytes, format_count, format_parameters
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLM:
@@ -53,11 +55,21 @@ class LLM:
     row_dropout: RowDropout | None = None  # the adapter's dropout is drawn by row; None: as PyTorch draws it, or none
     packed: PackedAttention | None = None  # rows are packed; None: they are padded
     choices: tuple[Choice, ...] = ()  # what could only be chosen once the model was there
+    gathers: Callable[[Callable[[], Any]], Any] | None = None  # runs a pass of sharded weights; None: they are whole
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Run a forward pass of the model, or of its parts."""
+        if self.gathers is None:
+            return work()
+        done: T = self.gathers(work)
+        return done
 
     @property
     def held_bytes(self) -> int:
-        """Return the bytes of weights and buffers."""
-        return sum(each.numel() * each.element_size() for each in (*self.model.parameters(), *self.model.buffers()))
+        """Return the bytes of weights and buffers; of sharded ones, those that are here."""
+        held: tuple[Any, ...] = (*self.model.parameters(), *self.model.buffers())
+        parts = [each.to_local() if hasattr(each, "to_local") else each for each in held]
+        return sum(each.numel() * each.element_size() for each in parts)
 
 
 def model_note(config: Config, at: LLM | str, *, trains: bool) -> Note:
@@ -109,11 +121,18 @@ def no_library_warnings() -> Iterator[None]:
 
 @no_library_warnings()
 def load_llm(
-    config: Config, folder: ModelFolder, device: torch.device, *, trainable: bool, keeps_digits: bool = False
+    config: Config,
+    folder: ModelFolder,
+    device: torch.device,
+    *,
+    trainable: bool,
+    keeps_digits: bool = False,
+    at: torch.device | None = None,
 ) -> LLM:
     """Load what the configuration names, to be trained or only to be run.
 
     config: resolved. keeps_digits: keep the weights' stored dtype, under autocast, too, for callers that read them.
+    at: where the weights are loaded, if that is not yet the device.
     Raises ModelError when the folder or the adapter does not hold what it should, ConfigError when the loss is to be
     computed in chunks and cannot be.
     """
@@ -127,7 +146,7 @@ def load_llm(
         attn_implementation=config.model_parameters.attn_implementation,
         trust_remote_code=config.trust_remote_code,
         seed=config.random_seed,
-        device=device,
+        device=at or device,
         quantization=config.quantization,
         products_dtype=kind.autocast_dtype if frozen and not keeps_digits else None,
     )

@@ -1,7 +1,7 @@
 """Save checkpoints of a run whole or not at all, and read them only when every digest is right.
 
     checkpoints/step-00000042/
-        model.safetensors      the weights that train
+        model.safetensors      the weights that train; where ranks share them, a file of each (brim.train.parts)
         optimizer.safetensors  the optimizer's state
         random.safetensors     the states of torch's random generators
         state.json             step, samples, tokens, best metric; the optimizer's numbers that are not tensors
@@ -26,13 +26,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from brim.distributed import is_sharded, like, local
 from brim.errors import CheckpointError
 from brim.models import LLM
 from brim.storage import MANIFEST, remove_folder, remove_unfinished, verified, whole_folder, write_manifest, writing
+from brim.train.parts import contents, part_for, read
 
 _STATE = "state.json"
 
@@ -44,6 +46,9 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 
 TensorFiles = Mapping[str, Mapping[str, Tensor]]  # file name without ending -> tensors
+
+
+Others = Callable[[Path], None] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +66,12 @@ class CheckpointStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def save(self, step: int, *, tensors: TensorFiles, state: Mapping[str, Any], best_step: int | None) -> None:
+    def save(
+        self, step: int, *, tensors: TensorFiles, state: Mapping[str, Any], best_step: int | None, others: Others = None
+    ) -> None:
         """Write a checkpoint, read it back, then delete all others but the one before it and the best one.
 
+        others: has the other ranks write their parts into the folder; None: nothing is divided.
         Raises CheckpointError when it cannot be written; those that were there before are then still whole.
         """
         try:
@@ -73,6 +81,8 @@ class CheckpointStore:
                         {key: tensor.contiguous() for key, tensor in content.items()}, folder / f"{name}.safetensors"
                     )
                 (folder / _STATE).write_text(json.dumps({"step": step, **state}), encoding="utf-8")
+                if others is not None:
+                    others(folder)
                 write_manifest(folder)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
@@ -118,17 +128,17 @@ class CheckpointStore:
 
     def load(self, step: int) -> Checkpoint:
         """Read the checkpoint of this step. Raises CheckpointError when a file is missing or its digest is wrong."""
-        names = [Path(name) for name in self._verify(step)]
+        names = self._verify(step)
         state = json.loads((self._path(step) / _STATE).read_text(encoding="utf-8"))
         if not isinstance(state, dict) or state.pop("step", None) != step:
             raise _damaged(step, self._path(step), "its state is that of another step")
         return Checkpoint(
             step=step,
-            tensors={name.stem: self._tensors(step, name.stem) for name in names if name.suffix == ".safetensors"},
+            tensors={name: self._tensors(step, name) for name in contents(names)},
             state=state,
         )
 
-    def load_tensors(self, step: int, name: str) -> dict[str, Tensor]:
+    def load_tensors(self, step: int, name: str) -> Mapping[str, Tensor]:
         """Read the tensors of one file of the checkpoint of this step. Raises CheckpointError as `load` does."""
         self._verify(step)
         return self._tensors(step, name)
@@ -145,8 +155,9 @@ class CheckpointStore:
             names = verified(folder)
         except (OSError, ValueError) as error:
             raise _damaged(step, folder, str(error)) from error
-        if not set(names) >= _REQUIRED:
-            missing = ", ".join(sorted(_REQUIRED - set(names)))
+        there = {*names, *(f"{name}.safetensors" for name in contents(names))}
+        if not there >= _REQUIRED:
+            missing = ", ".join(sorted(_REQUIRED - there))
             raise _damaged(step, folder, f"{MANIFEST} names no {missing}")
         return names
 
@@ -154,8 +165,8 @@ class CheckpointStore:
         for step in sorted(steps):
             remove_folder(self._path(step))
 
-    def _tensors(self, step: int, name: str) -> dict[str, Tensor]:
-        return load_file(self._path(step) / f"{name}.safetensors")
+    def _tensors(self, step: int, name: str) -> Mapping[str, Tensor]:
+        return read(self._path(step), name)
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
@@ -174,7 +185,14 @@ class CheckpointWriter:
         self._future: Future[None] | None = None
 
     def begin(
-        self, step: int, *, tensors: TensorFiles, state: Mapping[str, Any], best_step: int | None, beside: bool
+        self,
+        step: int,
+        *,
+        tensors: TensorFiles,
+        state: Mapping[str, Any],
+        best_step: int | None,
+        beside: bool,
+        others: Others = None,
     ) -> None:
         """Copy the tensors and begin to write. beside: False: copy nothing; `finish` writes it before it returns.
 
@@ -184,7 +202,8 @@ class CheckpointWriter:
             tensors = self._copied(tensors)
         else:
             self._copies.clear()
-        self._save = partial(self._store.save, step, tensors=tensors, state=state, best_step=best_step)
+        save = partial(self._store.save, step, tensors=tensors, state=state, best_step=best_step)
+        self._save = partial(save, others=others)
         if beside:
             thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
             self._future = thread.submit(self._save)
@@ -294,7 +313,7 @@ def restore_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         )
     with torch.no_grad():
         for name, weight in weights.items():
-            weight.copy_(tensors[name])
+            local(weight).copy_(part_for(tensors, name, weight))
 
 
 def require_masks(llm: LLM, masks: str | None, *, step: int) -> None:
@@ -322,17 +341,26 @@ def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, 
                 numbers[key] = value
                 continue
             # The tables of 8-bit numbers are one tensor in the states of all parameters; safetensors wants each apart.
-            shared = value.untyped_storage().data_ptr() in storages
-            storages.add(value.untyped_storage().data_ptr())
+            storage = local(value).untyped_storage().data_ptr()
+            shared = storage in storages
+            storages.add(storage)
             tensors[key] = value.clone() if shared else value
     return tensors, numbers
 
 
 def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
     """Put a saved state back; the settings stay those that the optimizer was built with."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     state: dict[int, dict[str, Any]] = {}
-    for key, value in {**tensors, **numbers}.items():
+    for key in (*tensors, *numbers):
         parameter, name = key.split(".", 1)
+        weight = weights[int(parameter)]
+        if key in numbers:
+            value = numbers[key]
+        elif is_sharded(weight) and name != "step":
+            value = like(part_for(tensors, key, weight), weight)
+        else:
+            value = tensors[key]
         state.setdefault(int(parameter), {})[name] = value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     if getattr(optimizer, "is_paged", False):

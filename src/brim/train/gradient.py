@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from brim.batching import NUM_GROUPS, GradientStep, MicroBatch, NoiseMeasurement, Part, StepOutcome
 from brim.batching.memory import OutOfMemory, attempt, random_states, restore_random_states
 from brim.data.tokens import Batch, TokenRow, collate, pack
-from brim.distributed import Reduction, Share, deal
+from brim.distributed import GradientSum, Reduction, ShardedSum, Share, deal, local
 from brim.models import LLM
 from brim.models.loss import next_token_loss
 from brim.models.packing import PackedRows, passing
@@ -53,7 +53,9 @@ class Gradient:
         self._on_event = on_event
         self.parameters = [p for p in job.llm.model.parameters() if p.requires_grad]
         self.shares: Sequence[Share] = ()  # what each rank did in the last step that was read; none of a lone process
-        self._reduction = Reduction(job.ranks, self.parameters) if job.ranks.are_several else None
+        self._reduction = gradient_sum(job, self.parameters)
+        self._cut: Sequence[MicroBatch] = ()  # this rank's, where there are several
+        self._dummy: Sequence[TokenRow] = ()  # that the others of a round wait for, where there are no rows left
         self._norms: GradientNorms | None = None  # of this rank's groups, until the sum of all ranks is measured, too
         self._digest = 0  # of how the step was dealt
         self._indices: NDArray[np.intp] = np.zeros(0, dtype=np.intp)  # of the effective batch among the job's rows
@@ -111,8 +113,8 @@ class Gradient:
         """
         if self._reduction is None:
             return outcome.losses
-        num_rows, parts = len(self._indices), len(outcome.parts)
-        share = replace(share, num_rows=num_rows, num_micro_batches=parts, digest=self._digest)
+        num_parts = sum(part.micro_batch.num_rows > 0 for part in outcome.parts)
+        share = replace(share, num_rows=len(self._indices), num_micro_batches=num_parts, digest=self._digest)
         numbers = self._reduction.run(outcome.losses, share)
         if self._norms is not None:  # before anything is clipped
             self._norms.end_sum([p.grad for p in self.parameters if p.grad is not None])
@@ -128,6 +130,11 @@ class Gradient:
     def keys_of(self, parts: Sequence[Part]) -> list[int]:
         """Return the keys of the rows of one or more parts, in order."""
         return sorted(int(key) for part in parts for key in self._job.rows.keys[self._rows_of(part)])
+
+    def failed(self) -> tuple[MicroBatch, list[int]] | None:
+        """Return the micro-batch that went into the model last, and its rows' keys; None: that was a dummy."""
+        batch = next(batch for batch in self._cut if batch.rows is self._last)
+        return (batch, [int(key) for key in self._job.rows.keys[self._indices[batch.rows]]]) if batch.num_rows else None
 
     def measure_noise(self, outcome: StepOutcome, *, num_rows: int) -> None:
         """Set `noise` where this step of several ranks is to be measured: each has the norms of its own groups.
@@ -186,7 +193,11 @@ class Gradient:
         for batch in mine:
             cut.append(replace(batch, rows=np.arange(start, start + batch.num_rows)))
             start += batch.num_rows
-        own = [batch.rows for batch in mine]
+        if self._job.sharded is not None:
+            dummy = MicroBatch(rows=np.zeros(0, dtype=np.intp), padded_length=_DUMMY_TOKENS)
+            cut += [dummy] * (max(map(len, dealt)) - len(cut))
+            self._dummy = [_dummy_of(self._job.rows[int(indices[0])])]
+        self._cut, own = cut, [batch.rows for batch in mine]
         return indices[np.concatenate(own)] if own else indices[:0], cut
 
     def _squares_of(self, parts: Sequence[Part], norms: GradientNorms) -> tuple[list[float], list[int]]:
@@ -205,14 +216,21 @@ class Gradient:
         return self._indices[part.micro_batch.rows]
 
     def _is_finite(self, part: Part) -> bool:
+        """Replay a part; where weights are sharded, it is the sum over its round that is looked at, by all ranks."""
         self.drop()
         self._backward(part.micro_batch.rows)
-        return all(bool(p.grad.isfinite().all()) for p in self.parameters if p.grad is not None)
+        gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
+        is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+        if self._job.sharded is None:
+            return is_finite
+        num_not_finite = torch.tensor(float(not is_finite), device=self._job.llm.device)
+        self._job.ranks.add(num_not_finite)
+        return not num_not_finite.item()
 
     def _prepare(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Make the tensors of the first micro-batches."""
         self._prepared, num_tokens = {}, 0
-        for each in micro_batches:
+        for each in micro_batches if self._job.sharded is None else ():
             num_tokens += each.num_rows * each.padded_length
             if num_tokens > _TOKENS_AHEAD:
                 return
@@ -226,6 +244,10 @@ class Gradient:
     def _backward(self, positions: NDArray[np.intp]) -> Tensor:
         """Add the gradient of one micro-batch; return its part of the batch's mean loss, a scalar."""
         self._last = positions
+        if self._job.sharded is not None:
+            with self._job.sharded.in_step():
+                own = self._at(positions)
+                return self._pass(own or self._dummy, self._num_supervised, step=self._number, counts=bool(own))
         rows, batch = self._prepared.pop(int(positions[0]), None) or (self._at(positions), None)
         return self._pass(rows, self._num_supervised, step=self._number, batch=batch)
 
@@ -239,6 +261,21 @@ def _listed(micro_batches: Sequence[MicroBatch]) -> NDArray[np.int64]:
     """Write the rows of micro-batches behind one another, each with its count in front."""
     parts = [np.concatenate([[batch.num_rows], batch.rows]) for batch in micro_batches]
     return np.concatenate([[len(parts)], *parts]).astype(np.int64)
+
+
+def gradient_sum(job: TrainJob, parameters: Sequence[nn.Parameter]) -> GradientSum | None:
+    """Return what adds the gradients of several processes up; None for a lone one."""
+    if not job.ranks.are_several:
+        return None
+    return Reduction(job.ranks, parameters) if job.sharded is None else ShardedSum(job.ranks, parameters)
+
+
+_DUMMY_TOKENS = 2
+
+
+def _dummy_of(row: TokenRow) -> TokenRow:
+    """Return a row's first tokens, which no later one changes: where they are not finite, the row is not, either."""
+    return replace(row, input_ids=row.input_ids[:_DUMMY_TOKENS], supervised=np.arange(_DUMMY_TOKENS) > 0)
 
 
 # Sums in fp32 over so many numbers are right to 1e-6 on a CPU, too, which adds them up one after the other: the norm of
@@ -336,21 +373,30 @@ class MicroBatchPass:
     scaler: torch.amp.GradScaler  # of the loss, where arithmetic is fp16; not enabled elsewhere
 
     def __call__(
-        self, rows: Sequence[TokenRow], num_supervised: int, *, step: int, batch: Batch | None = None
+        self,
+        rows: Sequence[TokenRow],
+        num_supervised: int,
+        *,
+        step: int,
+        batch: Batch | None = None,
+        counts: bool = True,
     ) -> Tensor:
         """Add the rows' gradient; return their part of the mean loss over `num_supervised` tokens, on the device.
 
         num_supervised: supervised tokens of the whole effective batch. step: its number, for the dropout. batch: what
-        `batch_of` gave, where the rows are tensors already.
+        `batch_of` gave, where the rows are tensors already. counts: False: the loss and what it gives the gradient are
+        0, whatever it is; NaN times 0 would not be.
         """
         llm = self.llm
         batch = (self.batch_of(rows) if batch is None else batch).to(llm.device)
         with self._dropout_of(rows, batch.packed, step), passing(llm.packed, batch.packed):
-            with llm.precision.autocast(llm.device):
-                loss = next_token_loss(
-                    llm.model, batch, head=llm.head, gradient_scale=self._gradient_scale(num_supervised)
-                )
+            # Copies of sharded weights in lower precision would be whole.
+            with llm.precision.autocast(llm.device, keeps_copies=llm.gathers is None):
+                scale = self._gradient_scale(num_supervised)
+                loss = llm.run(lambda: next_token_loss(llm.model, batch, head=llm.head, gradient_scale=scale))
                 loss = loss / num_supervised
+            if not counts:
+                loss = torch.where(torch.zeros_like(loss, dtype=torch.bool), loss, 0.0)
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from safetensors import SafetensorError
+from torch import Tensor
 from torch.optim import Optimizer
 
 from brim.batching import Cutter
@@ -19,7 +20,7 @@ from brim.batching.memory import or_explain, second_try
 from brim.config.schema import Config, FinetuneTrainer, GradientClippingConfig
 from brim.data.chat import TemplateTexts, store_template
 from brim.data.tokens import TokenRows
-from brim.distributed import ALONE, Ranks
+from brim.distributed import ALONE, Ranks, Sharded
 from brim.errors import CheckpointError, OutOfMemoryError
 from brim.models import LLM, no_library_bars, no_library_warnings
 from brim.storage import whole_folder, write_manifest
@@ -43,16 +44,24 @@ _TOKENIZER_FILES = (
 
 
 @no_library_warnings()
-def export_model(llm: LLM, path: Path, *, generation: Mapping[str, Any], chat: TemplateTexts | None) -> None:
+def export_model(
+    llm: LLM,
+    path: Path,
+    *,
+    generation: Mapping[str, Any],
+    chat: TemplateTexts | None,
+    weights: Mapping[str, Tensor] | None = None,
+) -> None:
     """Write the adapter (PEFT's format) or the full model (transformers'), tokenizer, chat template, generation config.
 
     generation: of transformers' GenerationConfig. chat: the template that was used; None: the base's own.
+    weights: whole ones, by their names in the model, where it has parts of them alone; None: the model's own.
     Raises CheckpointError when the folder cannot be written, OutOfMemoryError when memory runs out twice.
     """
 
     def write() -> None:
         try:
-            second_try(lambda: _export(llm, path, generation=generation, chat=chat))
+            second_try(lambda: _export(llm, path, generation=generation, chat=chat, weights=weights))
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 what=f"the model could not be written: {error}",
@@ -70,11 +79,19 @@ def export_model(llm: LLM, path: Path, *, generation: Mapping[str, Any], chat: T
     )
 
 
-def _export(llm: LLM, path: Path, *, generation: Mapping[str, Any], chat: TemplateTexts | None) -> None:
+def _export(
+    llm: LLM,
+    path: Path,
+    *,
+    generation: Mapping[str, Any],
+    chat: TemplateTexts | None,
+    weights: Mapping[str, Tensor] | None,
+) -> None:
     from transformers import GenerationConfig
 
     with whole_folder(path) as folder, no_library_bars():
-        llm.model.save_pretrained(str(folder))
+        given: dict[str, Any] = {} if weights is None else {"state_dict": dict(weights)}
+        llm.model.save_pretrained(str(folder), **given)
         GenerationConfig(**generation).save_pretrained(str(folder))
         for name in _TOKENIZER_FILES:
             if (llm.folder.path / name).exists():
@@ -104,6 +121,7 @@ def build_job(
     sync_logs: SyncLogs = dict,
     copy_room_bytes: int = 0,
     ranks: Ranks = ALONE,
+    sharded: Sharded | None = None,
 ) -> TrainJob:
     """Build the job that a resolved configuration asks for."""
     optimizer = build_optimizer(trainer.optimizer, (p for p in llm.model.parameters() if p.requires_grad))
@@ -127,6 +145,7 @@ def build_job(
         sync_logs=sync_logs,
         copy_room_bytes=copy_room_bytes,
         ranks=ranks,
+        sharded=sharded,
         settings=config.model_dump(mode="json"),
     )
 
@@ -188,4 +207,5 @@ class TrainJob:
     sync_logs: SyncLogs = dict  # before a checkpoint is written, which a resumed run goes by
     copy_room_bytes: int = 0  # of the host's memory, for a copy of the state that is written beside training
     ranks: Ranks = ALONE  # the processes that train together; the first alone writes
+    sharded: Sharded | None = None  # the model, over these processes; None: each has all of it
     settings: Mapping[str, Any] = field(default_factory=dict)  # kept with each checkpoint, as JSON

@@ -11,9 +11,9 @@ import signal
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import replace
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -22,28 +22,20 @@ import torch
 from numpy.typing import NDArray
 
 from brim.batching import ByLength, StepOutcome
-from brim.batching.memory import or_explain, random_states, restore_random_states, second_try
+from brim.batching.memory import restore_random_states
 from brim.data.tokens import rows_of_step
 from brim.distributed import PeerError, Place
 from brim.errors import BrimError, OutOfMemoryError, Problem
-from brim.train.checkpoint import (
-    Checkpoint,
-    CheckpointWriter,
-    TrainState,
-    optimizer_state,
-    require_masks,
-    restore_optimizer,
-    restore_weights,
-    trained_weights,
-)
+from brim.train.checkpoint import Checkpoint, TrainState, require_masks, restore_optimizer, restore_weights
 from brim.train.gradient import Gradient
 from brim.train.job import TrainJob
 from brim.train.logs import Peak, Peaks
+from brim.train.run_folder import RunFolder
+from brim.train.saving import Saving
 from brim.train.schedule import BatchCourse
 from brim.train.together import Together
-from brim.train.update import WeightUpdate, failure_event, of_a_row, while_saving, with_checkpoint
+from brim.train.update import WeightUpdate, for_a_row, of_a_row, with_checkpoint
 
-T = TypeVar("T")
 BrimErrorT = TypeVar("BrimErrorT", bound=BrimError)
 
 
@@ -60,11 +52,7 @@ class Loop:
         self._course = BatchCourse(job.length, measure_every=job.measure_every, saved=state.batch_course)
         self._peaks = Peaks(job.llm.device)
         self._together = Together(job, state, self._gradient, self._peaks)
-        self._saved_step = state.step if state.step else None
-        self._writer = CheckpointWriter(job.store)
-        self._begun_step: int | None = None  # of the checkpoint that is being written
-        self._stood_s = 0.0  # for that one
-        self._owes_evaluation = False  # the last one ran out of memory
+        self._saving = Saving(job, state, self._scaler, self._course, self._hear)
         self._last_event: Mapping[str, Any] = {}  # of an allocation that failed
 
     @property
@@ -93,7 +81,7 @@ class Loop:
             job.cutter.restore(saved["cutter"])
         if job.llm.precision.scales_loss:
             self._scaler.load_state_dict(self.state.loss_scaler)
-        self._owes_evaluation = bool(saved.get("owes_evaluation", False))
+        self._saving.owes_evaluation = bool(saved.get("owes_evaluation", False))
 
     def run(self, stop: threading.Event) -> None:
         """Train to the run's end, and return once the last checkpoint is written.
@@ -102,31 +90,31 @@ class Loop:
         """
         try:
             self._run(stop)
-            self._settle()
+            self._saving.settle()
         except BrimError as error:
             with _both_told(error):
-                self._settle()
+                self._saving.settle()
             raise
         finally:
-            self._writer.close()
+            self._saving.close()
 
     def _run(self, stop: threading.Event) -> None:
         job, state = self._job, self.state
         self._peaks.most_bytes()  # what loading took counts, too
-        if self._owes_evaluation:
+        if self._saving.owes_evaluation:
             self._end_stretch()
         while self._goes_on:
             samples_before = state.consumed_samples
             for record in self._step(stop):
                 job.observer.write(record)
-            if self._writer.is_done:
-                self._settle()
+            if self._saving.is_done:
+                self._saving.settle()
             if job.length.is_checkpoint(
                 state.step, samples_before=samples_before, samples_after=state.consumed_samples
             ):
                 self._end_stretch()
             if self._together.stops(stop):
-                self._save()
+                self._saving.save()
                 raise interruption(
                     Problem(
                         what=f"stopped after step {state.step}",
@@ -174,9 +162,8 @@ class Loop:
             restore_random_states(outcome.random_before)
             raise self._saved_first(failure or job.ranks.peer_failed(failed))
         self._gradient.measure_noise(outcome, num_rows=len(indices))
-        saved_step = self._saved_step if self._begun_step is None else self._begun_step
         not_finite = self._update(
-            outcome, loss=loss, norm=norm, size=size, learning_rate=learning_rate, saved_step=saved_step
+            outcome, loss=loss, norm=norm, size=size, learning_rate=learning_rate, saved_step=self._saving.newest_step
         )
         state.step += 1
         state.consumed_samples += len(indices)
@@ -234,6 +221,8 @@ class Loop:
             )
         except OutOfMemoryError as error:
             cutter = self._job.cutter
+            if self._job.sharded is not None:
+                raise self._noted(error) from None
             return of_a_row(
                 error,
                 step=self.state.step + 1,
@@ -246,25 +235,39 @@ class Loop:
             self._peaks.end(part.micro_batch for part in outcome.parts)
         return outcome
 
+    def _noted(self, error: OutOfMemoryError) -> OutOfMemoryError:
+        """Leave a note for the next start, which then cuts smaller: here the other ranks wait for this one already."""
+        job, step, failed = self._job, self.state.step + 1, self._gradient.failed()
+        change = None if failed is None else job.cutter.lower(failed[0])
+        batch = "a pass of no rows" if failed is None else f"rows {', '.join(map(str, failed[1]))} (numbered from 0)"
+        fix = f"{error.problems[0].fix}; or {for_a_row(job.settings)}"
+        if change is not None:
+            fix = f"continue with --resume: micro-batches then get at most {change.after:,} {change.unit}"
+            folder = RunFolder(job.store.folder.parent)
+            folder.note_cap(job.ranks.rank, {**job.cutter.state(), "unit": change.unit, "step": step})
+        return OutOfMemoryError(replace(error.problems[0], where=f"step {step:,}, {batch}", fix=fix))
+
     def _saved_first(self, error: BrimErrorT) -> BrimErrorT:
         """Save what has been learned before the run ends; return what to raise then."""
+        if self._job.sharded is not None:
+            return error  # the other ranks, which would have to write their parts, are elsewhere
         step = self.state.step
         with _both_told(error):
             if step:
-                self._save()
+                self._saving.save()
         return with_checkpoint(error, step=step)
 
     def _end_stretch(self) -> None:
         """Evaluate and save. Where evaluation runs out of memory, save; the resumed run then evaluates first."""
-        self._settle()
+        self._saving.settle()
         try:
             self._evaluate()
         except (OutOfMemoryError, PeerError) as error:
-            self._owes_evaluation = True
+            self._saving.owes_evaluation = True
             raise self._saved_first(error) from None
-        if self._owes_evaluation:
-            self._owes_evaluation, self._saved_step = False, None
-        self._save(beside=self._goes_on)
+        if self._saving.owes_evaluation:
+            self._saving.owes_evaluation, self._saving.saved_step = False, None
+        self._saving.save(beside=self._goes_on)
         self._peaks.most_bytes()  # as does what evaluation took
 
     def _evaluate(self) -> None:
@@ -282,75 +285,7 @@ class Loop:
         if "validation" in by_split:
             state.improve(by_split["validation"][job.stopping.metric], higher_is_better=job.stopping.higher_is_better)
 
-    def _save(self, *, beside: bool = False) -> None:
-        """Save the state, unless it is saved. beside: return once it is copied, where there is room for a copy."""
-        self._settle()
-        step = self.state.step
-        if self._saved_step == step:
-            return
-        self._job.ranks.first_does("checkpoint", lambda: self._write_checkpoint(step, beside=beside))
-        if not self._job.ranks.is_first:
-            self._saved_step = step
-
-    def _write_checkpoint(self, step: int, *, beside: bool) -> None:
-        started, ways = time.perf_counter(), iter((beside, False))  # the second is taken where a copy finds no memory
-        is_beside = self._tried_twice(lambda: self._begin_checkpoint(beside=next(ways)), step=step)
-        self._begun_step, self._stood_s = step, time.perf_counter() - started
-        if not is_beside:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Return once the checkpoint that has begun is written. Raises CheckpointError and OutOfMemoryError."""
-        step, started = self._begun_step, time.perf_counter()
-        if step is None:
-            return
-        try:
-            self._tried_twice(self._writer.finish, step=step)
-        finally:
-            self._begun_step = None
-        self._saved_step = step
-        seconds = round(self._stood_s + time.perf_counter() - started, 6)
-        self._job.observer.write({"step": step, "seconds": seconds, "event": "checkpoint"})
-
-    def _tried_twice(self, action: Callable[[], T], *, step: int) -> T:
-        """Return what a part of saving this step gives. Raises OutOfMemoryError where memory runs out twice."""
-        return or_explain(
-            lambda: second_try(
-                action, on_failure=lambda message: self._hear(failure_event("checkpoint", message), step=step)
-            ),
-            lambda message: while_saving(message, step=step, done=self.state.step, saved_step=self._saved_step),
-        )
-
-    def _begin_checkpoint(self, *, beside: bool) -> bool:
-        """Return whether it is written beside training; else `_settle` writes it."""
-        job, state = self._job, self.state
-        state.loss_scaler = self._scaler.state_dict()
-        state.batch_course = self._course.state()
-        weights = trained_weights(job.llm.model)
-        tensors, numbers = optimizer_state(job.optimizer)
-        num_bytes = sum(tensor.nbytes for tensor in (*weights.values(), *tensors.values()))
-        beside = beside and num_bytes <= job.copy_room_bytes
-        logs = job.sync_logs()
-        self._writer.begin(
-            state.step,
-            tensors={"model": weights, "optimizer": tensors, "random": random_states()},
-            state={
-                "train": asdict(state),
-                "optimizer": numbers,
-                "rates": job.rates.state(),
-                "cutter": job.cutter.state(),
-                "course": job.length.course(),
-                "owes_evaluation": self._owes_evaluation,
-                "row_masks": None if job.llm.row_dropout is None else job.llm.row_dropout.masks,
-                "settings": job.settings,
-                "logs": logs,
-            },
-            best_step=state.best_step,
-            beside=beside,
-        )
-        return beside
-
-    def _hear(self, event: Mapping[str, Any], *, step: int | None = None) -> None:
+    def _hear(self, event: Mapping[str, Any], step: int | None = None) -> None:
         """Write an event of a step; None: the step that is being made."""
         if event["event"] == "oom":
             self._num_out_of_memory += 1

@@ -8,7 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -19,6 +19,9 @@ from brim.errors import CheckpointError, InputError, OutputError, Problem
 from brim.storage import MANIFEST, finish_replacing, is_half_replaced, make_folder, verified, write_text, writing
 
 _PROBE = ".brim-can-write"
+
+
+_CAP = "out-of-memory-{}.json"  # of a rank
 
 
 _RECORDED_PACKAGES = (
@@ -177,6 +180,19 @@ class RunFolder:
             "packages": package_versions(),
         }
         self.write(self.environment, json.dumps(environment, indent=1) + "\n")
+
+    def note_cap(self, rank: int, cutter: Mapping[str, Any]) -> None:
+        """Leave a note on the limit of a rank that ran out of memory, for the next start. Raises WriteError."""
+        self.write(self.path / _CAP.format(rank), json.dumps(cutter) + "\n")
+
+    def take_caps(self) -> list[Mapping[str, Any]]:
+        """Return the notes of `note_cap`, and delete them; a damaged one says nothing."""
+        found = []
+        for path in sorted(self.path.glob(_CAP.format("*"))):
+            with suppress(ValueError):
+                found.append(json.loads(path.read_text(encoding="utf-8")))
+            path.unlink()
+        return found
 
     def write(self, path: Path, text: str) -> None:
         """Write one of the run's files, whole or not at all. Raises WriteError."""

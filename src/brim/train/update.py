@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_no
 from brim.batching import StepOutcome
 from brim.batching.memory import or_explain, second_try
 from brim.config.schema import GradientClippingConfig
-from brim.distributed import Share
+from brim.distributed import Share, whole
 from brim.errors import BrimError, OutOfMemoryError
 from brim.units import format_bytes, format_count
 
@@ -70,7 +70,7 @@ class WeightUpdate:
                 on_failure=lambda message: self._on_event(failure_event("gradient norm", message)),
             )
             clip(self._parameters, norm, job.clipping)
-            *read, found = torch.cat([numbers, norm[None].to(numbers.device)]).tolist()
+            *read, found = torch.cat([numbers, whole(norm)[None].to(numbers.device)]).tolist()
             return self._gradient.read(read), found
 
         return or_explain(

@@ -6,6 +6,7 @@ Where the architecture cannot be traced, batches are tried out instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from brim.batching import cutter_of
 from brim.batching.memory import peak_meter
 from brim.data.tokens import TokenRows
-from brim.distributed import ALONE, Ranks
+from brim.distributed import ALONE, Ranks, Sharded
 from brim.infer.engines import Batches, RowsAtOnce, RowsByCost, RowsByTrial, Smaller, longest_first
 from brim.infer.metrics import Scores, score_rows
 from brim.memory.devices import settle_heap
@@ -49,7 +50,7 @@ def batches_for(
     given = session.config.trainer.eval_batch_size if whole_tokens is None else None
     if given is not None and given != "auto":
         return RowsAtOnce(given, on_smaller=tell)
-    if llm is not None and llm.device.type == "cpu":
+    if llm is not None and llm.gathers is None and llm.device.type == "cpu":
         # The weights, which are mapped from their files, are read into memory, with what the first pass imports.
         rows = next(rows for rows in splits if len(rows))
         scored(llm, session, rows.take([int(np.argmin(rows.lengths))]), RowsAtOnce(1))
@@ -91,11 +92,12 @@ def scorer(
     say: Say,
     on_smaller: OnSmaller,
     ranks: Ranks = ALONE,
+    sharded: Sharded | None = None,
 ) -> Callable[[Sequence[str]], dict[str, dict[str, float]]]:
     """Return what scores splits by their names in a training, under one limit on rows. See `batches_for`.
 
     Without splits, nothing is planned. ranks: that train together, of which each scores a part of the rows; the first
-    one plans.
+    one plans. sharded: the model, which then makes its passes on all ranks together.
     """
     if not splits:
         return lambda names: {}
@@ -109,16 +111,31 @@ def scorer(
 
     state = ranks.told("evaluation", plan)
     batches = planned or batches_from(state, session.device, on_smaller=on_smaller)
-    return lambda names: {name: _scored_by(ranks, llm, session, splits[name], batches).summary() for name in names}
+    part = replace(llm, gathers=None if sharded is None else sharded.beside_others)
+
+    def score(rows: TokenRows) -> Scores:
+        return _scored_by(ranks, part, session, rows, batches, sharded)
+
+    return lambda names: {name: score(splits[name]).summary() for name in names}
 
 
-def _scored_by(ranks: Ranks, llm: LLM, session: Session, rows: TokenRows, batches: Batches) -> Scores:
+def _scored_by(
+    ranks: Ranks, llm: LLM, session: Session, rows: TokenRows, batches: Batches, sharded: Sharded | None
+) -> Scores:
     """Score rows, each rank its part of them: every so many-th of those in order of length."""
     if not ranks.are_several:
         return scored(llm, session, rows, batches)
     order = longest_first(rows)
     mine = rows.take(order[ranks.rank :: ranks.size])
-    parts = ranks.exchanged("scores", lambda: scored(llm, session, mine, batches).as_lists() if len(mine) else [])
+
+    def score() -> list[list[float]]:
+        lists = scored(llm, session, mine, batches).as_lists() if len(mine) else []
+        if sharded is not None:
+            dummy, shortest = replace(llm, gathers=sharded), rows.take(order[-1:])
+            sharded.attend(lambda: scored(dummy, session, shortest, RowsAtOnce(1)))
+        return lists
+
+    parts = ranks.exchanged("scores", score)
     return Scores.joined([part for part in parts if part], order=np.argsort(_dealt(order, ranks.size)))
 
 
@@ -140,4 +157,5 @@ def scored(
         head=llm.head,
         packed=llm.packed,
         on_batch=on_batch,
+        run=llm.run,
     )

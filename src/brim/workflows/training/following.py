@@ -43,6 +43,7 @@ from brim.train import (
 from brim.workflows.prediction import scorer
 from brim.workflows.runs import TrainResult
 from brim.workflows.training.launch import Launched
+from brim.workflows.training.sharding import host_of, is_sharded_run, sharded_over, whole_weights
 
 
 def among(ranks: Ranks, session: Session) -> Session:
@@ -164,12 +165,15 @@ class Evaluations:
 def follow(session: Session, prepared: Prepared, run: RunFolder, ranks: Ranks) -> tuple[LLM, TrainResult]:
     """Train as the first process of the run says. Return what it returns; nothing is written."""
     session = received(session, ranks.heard("planned"))
-    llm = load_llm(session.config, session.folder, session.device, trainable=True)
+    is_sharded = is_sharded_run(session.config, ranks)
+    at = host_of(session.device, is_sharded=is_sharded)
+    llm = load_llm(session.config, session.folder, session.device, trainable=True, at=at)
     told = ranks.heard("launched")
     session = received(session, told)
     trainer = type(session.config.finetune_trainer).model_validate(told["trainer"])
     settle_heap(is_cpu=session.device.type == "cpu", is_ample=told["is_ample"])
     begin_together(ranks, session, prepared, llm, step_s=told["step_s"])
+    llm, sharded = sharded_over(ranks, llm, session.device, say_nothing) if is_sharded else (llm, None)
     rows, state, evaluations = prepared.splits["train"], TrainState(**told["state"]), Evaluations.of(trainer, prepared)
     first_step, store = state.step, CheckpointStore(run.checkpoints)
     score = scorer(
@@ -180,6 +184,7 @@ def follow(session: Session, prepared: Prepared, run: RunFolder, ranks: Ranks) -
         say=say_nothing,
         on_smaller=lambda smaller: None,
         ranks=ranks,
+        sharded=sharded,
     )
     job = build_job(
         session.config,
@@ -193,6 +198,7 @@ def follow(session: Session, prepared: Prepared, run: RunFolder, ranks: Ranks) -
         store=store,
         observer=Observers([]),
         ranks=ranks,
+        sharded=sharded,
     )
     loop = Loop(job, state)
     if told["checkpoint"] is not None:
@@ -206,6 +212,7 @@ def follow(session: Session, prepared: Prepared, run: RunFolder, ranks: Ranks) -
     if best_step is not None:
         restore_weights(llm.model, store.load_tensors(best_step, "model"))
     metrics = score(evaluations.in_the_end)
+    whole_weights(ranks, llm, sharded)
     best_step = ranks.heard("exported")
     return llm, TrainResult(
         output_directory=run.path,

@@ -135,6 +135,20 @@ def launch(plan: TrainingPlan | None, request: PlanRequest, llm: LLM, *, pad_id:
     return _proven(plan, costs, request, trial, say)
 
 
+def untried(plan: TrainingPlan | None, request: PlanRequest) -> Launched:
+    """Take the plan as it was predicted. Raises ConfigError where nothing is predicted of a size that is left open."""
+    if request.task.fixed_rows is not None:
+        return Launched(cutter=ByRows(max_rows=request.task.fixed_rows), request=request, plan=plan)
+    if plan is None or plan.costs is None or plan.chosen is None:
+        raise ConfigError(
+            what="the memory of this architecture cannot be predicted, and what is sharded is not tried out",
+            where="trainer.batch_size",
+            fix="set it to a number of rows",
+        )
+    cutter = by_costs(plan.costs, cap_bytes=plan.chosen.cap_bytes, largest=request.task.largest)
+    return Launched(cutter=cutter, request=request, plan=plan)
+
+
 def _proven(plan: TrainingPlan, costs: Costs, request: PlanRequest, trial: Trial, say: Say) -> Launched:
     """Try the plan's widest micro-batch, or that of a lower cap where memory runs out; then time shapes.
 

@@ -31,7 +31,7 @@ from brim.session import Session, choice_notes, with_choices, with_length_of_lab
 from brim.train import Checkpoint, RunFolder, RunLength
 from brim.units import format_count
 from brim.workflows.runs import read_json
-from brim.workflows.training.launch import Launched, launch, room_for_copy, saving_note
+from brim.workflows.training.launch import Launched, launch, room_for_copy, saving_note, untried
 from brim.workflows.training.resuming import begun_otherwise, with_plan_of
 
 
@@ -212,14 +212,16 @@ class RunPlan:
     saved: Mapping[str, Any] | None = None  # plan.json's content, where the run continues with it
     cutter: Cutter | None = None  # the checkpoint's, where the run continues with it
 
-    def launched(self, llm: LLM, session: Session, *, say: Say) -> tuple[Session, Launched]:
+    def launched(self, llm: LLM, session: Session, *, say: Say, tries: bool = True) -> tuple[Session, Launched]:
         """Prove the plan on the device, and keep it for later runs.
 
         session: with what was chosen when the model was built, too; it is returned with what could only be chosen once
-        sizes had been tried.
+        sizes had been tried. tries: False: nothing is run, since the model is not on the device yet.
         """
         if self.cutter is not None:
             return session, Launched(cutter=self.cutter, request=self.request, saved=self.saved)
+        if not tries:
+            return session, untried(self.plan, self.request)
         say(status("trying the plan on the device"))
         launched = launch(self.plan, self.request, llm, pad_id=session.encoder.pad_id, say=say)
         if launched.told:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from brim.config.schema import OptimizerConfig
 from brim.data import Prepared, prepare, slip_notes
 from brim.data.read import Data, Source, read
 from brim.data.tokens import TokenRows
-from brim.distributed import ALONE, Ranks
+from brim.distributed import ALONE, Ranks, Sharded
 from brim.errors import CheckpointError
 from brim.memory.closed_form import counted_state_bytes
 from brim.models import LLM, load_llm, model_note, no_library_warnings, require_trainable, unquantised_experts
@@ -57,6 +57,14 @@ from brim.workflows.training.following import (
 from brim.workflows.training.launch import Launched, room_for_copy, saving_note
 from brim.workflows.training.planning import plan_of_run, rows_note
 from brim.workflows.training.resuming import as_begun, where_it_stands, write_head
+from brim.workflows.training.sharding import (
+    host_of,
+    is_sharded_run,
+    lower_by_notes,
+    require_shardable,
+    sharded_over,
+    whole_weights,
+)
 
 Weights: TypeAlias = Literal["best", "last"]
 Evaluate: TypeAlias = Callable[[], dict[str, dict[str, float]]]  # metrics of each split
@@ -139,31 +147,39 @@ def train(
     if not ranks.is_first:
         return follow(session, prepared, RunFolder(output_directory), ranks)
     assert source is not None, "the first rank has read it"
+    is_sharded = is_sharded_run(session.config, ranks)
+    if is_sharded:
+        require_shardable(session.config)
     with _folder(output_directory, resume=resume) as run:
         checkpoint, state = where_it_stands(run, session, prepared, resume=resume, say=say)
         first_step = state.step
         # Planned and loaded first: what turns out not to fit, or to be unusable, leaves no half-begun run behind.
         planned = plan_of_run(as_begun(session, checkpoint, run), prepared, run, checkpoint, replan=replan, say=say)
         ranks.told("planned", lambda: sent(planned.session))
-        session, llm = _loaded(planned.session, say)
-        session, launched = planned.launched(llm, session, say=say)
+        session, llm = _loaded(planned.session, say, at=host_of(session.device, is_sharded=is_sharded))
+        session, launched = planned.launched(llm, session, say=say, tries=not is_sharded)
+        is_lowered = lower_by_notes(run, launched.cutter, say)
         ranks.told("launched", lambda: sent_launch(session, launched, state, checkpoint))
         begin_together(ranks, session, prepared, llm, step_s=step_seconds(launched.plan_in_force))
+        state_bytes, sharded = counted_state_bytes(launched.request.trainer, llm.model), None
+        if is_sharded:
+            llm, sharded = sharded_over(ranks, llm, session.device, say)
+            state_bytes = state_bytes // ranks.size + sharded.gathered_bytes
         write_head(run, session, prepared, launched.request.length, launched.record, checkpoint=checkpoint)
         say.keep_in(run, step=state.step)
         room_bytes, copy_bytes = _room_for_copy(launched, say, num_processes=session.num_processes)
         logs = RunLogs(run, observer, mark=checkpoint.state["logs"]["metrics"] if checkpoint else None)
         evaluate, evaluate_last = _evaluations(
-            llm, session, prepared, state, logs, ranks, copy_bytes=copy_bytes, say=say
+            llm, session, prepared, state, logs, ranks, sharded, beside_bytes=state_bytes + copy_bytes, say=say
         )
-        store = CheckpointStore(run.checkpoints)
-        loop = _loop(session, launched, llm, prepared.splits["train"], state, evaluate, store, logs, room_bytes, ranks)
+        store, rows = CheckpointStore(run.checkpoints), prepared.splits["train"]
+        loop = _loop(session, launched, llm, rows, state, evaluate, store, logs, room_bytes, ranks, sharded)
         for line in _with_more_bits(llm, session):
             say(line)
         torch.manual_seed(session.config.random_seed)  # a model can have dropout of its own
         if checkpoint is not None:
             store.tidy(state.step, best_step=state.best_step)
-            loop.restore(checkpoint, keep_cutter=planned.cutter is not None)
+            loop.restore(checkpoint, keep_cutter=planned.cutter is not None and not is_lowered)
             checkpoint = None  # its tensors would stay in memory for the whole run
         with logs.open(launched.request.length, first_step=first_step):
             for line in _on_logs(logs, run):
@@ -174,7 +190,8 @@ def train(
             metrics = evaluate_last()
         for line in _what_went_wrong(loop, run):
             say(line)
-        result = _exported(run, session, source, prepared, llm, state, metrics=metrics, seconds=seconds)
+        whole = whole_weights(ranks, llm, sharded)
+        result = _exported(run, session, source, prepared, llm, state, whole, metrics=metrics, seconds=seconds)
         ranks.told("exported", lambda: result.best_step)
         return llm, replace(result, num_new_steps=state.step - first_step)
 
@@ -194,8 +211,9 @@ def _evaluations(
     state: TrainState,
     logs: RunLogs,
     ranks: Ranks,
+    sharded: Sharded | None,
     *,
-    copy_bytes: int,
+    beside_bytes: int,
     say: Say,
 ) -> tuple[Evaluate | None, Evaluate]:
     """Return what evaluates in training, None where nothing does, and what evaluates in the end.
@@ -203,16 +221,16 @@ def _evaluations(
     All share one limit on rows, with the optimizer's state beside them, and on a CPU the copy that a checkpoint is
     written from; training has another.
     """
-    trainer = session.config.finetune_trainer
-    evaluations = Evaluations.of(trainer, prepared)
+    evaluations = Evaluations.of(session.config.finetune_trainer, prepared)
     score = scorer(
         llm,
         session,
         evaluations.splits,
-        beside_bytes=counted_state_bytes(trainer, llm.model) + copy_bytes,
+        beside_bytes=beside_bytes,
         say=say,
         on_smaller=lambda smaller: logs.observers.write({"step": state.step, **smaller.record()}),
         ranks=ranks,
+        sharded=sharded,
     )
 
     def evaluate_last() -> dict[str, dict[str, float]]:
@@ -243,6 +261,7 @@ def _loop(
     logs: RunLogs,
     room_bytes: int,
     ranks: Ranks,
+    sharded: Sharded | None,
 ) -> Loop:
     """Build the loop over these rows as it was planned."""
     job = build_job(
@@ -259,6 +278,7 @@ def _loop(
         sync_logs=logs.sync,
         copy_room_bytes=room_bytes,
         ranks=ranks,
+        sharded=sharded,
     )
     return Loop(job, state)
 
@@ -278,11 +298,12 @@ def _folder(path: Path, *, resume: bool) -> Iterator[RunFolder]:
         raise
 
 
-def export_trained(llm: LLM, session: Session, run: RunFolder) -> None:
-    """Write the model of a run, with how it generates and the template of its chats."""
-    export_model(
-        llm, run.model, generation=settings_of(session, llm.model.generation_config), chat=template_texts(session)
-    )
+def export_trained(
+    llm: LLM, session: Session, run: RunFolder, weights: Mapping[str, torch.Tensor] | None = None
+) -> None:
+    """Write the model of a run, with how it generates and the template of its chats. weights: as in `export_model`."""
+    generation, chat = settings_of(session, llm.model.generation_config), template_texts(session)
+    export_model(llm, run.model, generation=generation, chat=chat, weights=weights)
 
 
 def _exported(
@@ -292,12 +313,13 @@ def _exported(
     prepared: Prepared,
     llm: LLM,
     state: TrainState,
+    weights: Mapping[str, torch.Tensor] | None,
     *,
     metrics: dict[str, dict[str, float]],
     seconds: float,
 ) -> TrainResult:
     """Write the model and its card."""
-    export_trained(llm, session, run)
+    export_trained(llm, session, run, weights)
     base, dataset = session.folder.name, Path(source.name).name
     card = model_card(session.config, base, dataset, rows=prepared.num_rows, metrics=metrics, state=state)
     run.write(run.card, card)
@@ -312,10 +334,10 @@ def _exported(
     )
 
 
-def _loaded(session: Session, say: Say) -> tuple[Session, LLM]:
+def _loaded(session: Session, say: Say, *, at: torch.device) -> tuple[Session, LLM]:
     """Load the model to train. Return the session, too, with what was chosen when the model was built."""
     say(status("loading the model"))
-    llm = load_llm(session.config, session.folder, session.device, trainable=True)
+    llm = load_llm(session.config, session.folder, session.device, trainable=True, at=at)
     say(model_note(session.config, llm, trains=True))
     for line in choice_notes(llm.choices):
         say(line)

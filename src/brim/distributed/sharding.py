@@ -1,0 +1,179 @@
+"""Shard a model over the ranks with FSDP2: each holds its part of the weights, of their gradients and their states.
+
+Before a decoder layer computes, the ranks gather its weights, and drop them again behind it. So all ranks go through
+the model together: as often in each step, and a rank that has nothing left to do runs a dummy. The gradients of a round
+are added up at once, each to the rank that holds its weight. They could wait for the step's end, whole on each rank;
+but a round gathers all weights twice, beside which to reduce the gradients of those that train takes little.
+
+Weights are gathered in the dtype in which they are kept, and brim's autocast computes as it does on one GPU: the units
+and their dtypes are those that memory/fsdp predicts. Gradients are summed: what they are divided by, the loop knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from brim.batching.memory import is_out_of_memory
+from brim.distributed.ranks import Ranks
+from brim.errors import ConfigError, OutOfMemoryError
+from brim.models.loss import base_model
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+T = TypeVar("T")
+
+
+class Sharded:
+    """Run a model's passes, whose weights this object has sharded: the model's own parameters are shards from then on.
+
+    device: on which the rank computes. The weights may still be on the host; a unit at a time goes there, and is cut.
+    Raises ConfigError where the model has no decoder layers that could be units.
+    """
+
+    def __init__(self, ranks: Ranks, model: nn.Module, device: torch.device) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        self._ranks = ranks
+        mesh, layers = init_device_mesh(device.type, (ranks.size,)), decoder_layers(model)
+        in_layers = [_num_bytes(layer) for layer in layers]
+        # What a forward pass holds of whole weights: those of no layer, one layer, and the next in its buffer.
+        self.gathered_bytes = _num_bytes(model) - sum(in_layers) + 2 * max(in_layers)
+        for layer in layers:
+            fully_shard(layer, mesh=mesh)
+        self._root = _Root(model)
+        fully_shard(self._root, mesh=mesh)
+        for module in self._root.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)  # else by a factor of 1, which gloo does not know
+        self._going = torch.zeros((), device=device)
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        """Run a forward pass of the model, or of its parts. A tensor that it returns has the pass backward behind it.
+
+        Raises OutOfMemoryError: the rank has left the others in the midst of a pass, so that it cannot try again.
+        """
+        with self.in_step():
+            done: T = self._root(work)
+            return done
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Turn an allocation that fails into OutOfMemoryError, which nobody retries."""
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            message = str(error).splitlines()[0]
+            raise OutOfMemoryError(
+                what=f"memory ran out on rank {self._ranks.rank} in the midst of a pass that all ranks make together: "
+                f"{message}",
+                fix="continue with --resume",
+            ) from None
+
+    def beside_others(self, work: Callable[[], T]) -> T:
+        """Run a pass that not all ranks may have: those that have none left are in `attend`."""
+        self._is_anyone_going(goes=True)
+        return self(work)
+
+    def attend(self, work: Callable[[], object]) -> None:
+        """Do work of one pass for each that others still have (`beside_others`), until all are here."""
+        while self._is_anyone_going(goes=False):
+            work()
+
+    def _is_anyone_going(self, *, goes: bool) -> bool:
+        self._ranks.add(self._going.fill_(goes))
+        return bool(self._going.item())
+
+
+def _num_bytes(module: nn.Module) -> int:
+    return sum(weight.nbytes for weight in module.parameters())
+
+
+class _Root(nn.Module):
+    """Hold the weights of no layer, around whatever is called of the model, which may be its parts one by one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """Return a language model's decoder layers. Raises ConfigError where they are not found."""
+    architecture = base_model(model)
+    num_layers = getattr(architecture.config.get_text_config(), "num_hidden_layers", None)
+    for module in architecture.get_decoder().modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return module
+    raise ConfigError(
+        what=f"{type(architecture).__name__} has no list of {num_layers} decoder layers, which could be sharded",
+        where="backend.trainer.strategy",
+        fix="set it to ddp",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Say which part of a whole tensor another one is."""
+
+    shape: tuple[int, ...]  # of the whole
+    offset: tuple[int, ...]  # of the part's first element
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether a tensor is a DTensor; one process alone never imports what defines them."""
+    return hasattr(tensor, "to_local")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return what this rank has of a tensor: the same memory."""
+    return cast("DTensor", tensor).to_local() if is_sharded(tensor) else tensor
+
+
+def box_of(tensor: Tensor) -> Box:
+    """Return where this rank's part lies in the whole: its first dimension is cut as torch.chunk cuts it."""
+    shape = tuple(tensor.shape)
+    if not is_sharded(tensor):
+        return Box(shape, (0,) * len(shape))
+    mesh = cast("DTensor", tensor).device_mesh
+    rows = -(-shape[0] // mesh.size())
+    return Box(shape, (min(mesh.get_local_rank() * rows, shape[0]), *(0,) * (len(shape) - 1)))
+
+
+def like(part: Tensor, model: Tensor) -> Tensor:
+    """Return a rank's part of a whole tensor as one that is sharded as another is, of the same shape."""
+    from torch.distributed.tensor import DTensor
+
+    if not is_sharded(model):
+        return part
+    like = cast("DTensor", model)
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the whole of a tensor, which all ranks ask for together."""
+    return cast("DTensor", tensor).full_tensor() if is_sharded(tensor) else tensor
+
+
+def whole_on_first(ranks: Ranks, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gather tensors one by one; return them on the first rank's host, and nothing in the others."""
+    kept = {}
+    for name, tensor in tensors.items():
+        gathered = whole(tensor.detach())
+        if ranks.is_first:
+            kept[name] = gathered.cpu()
+    return kept
