@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch._dynamo  # which FSDP imports, in each process that has not
 import torch.distributed.fsdp
+from safetensors.torch import load_file
 from tests.distributed.several import results
-from tests.distributed.test_replicated import LORA, assert_alike, train
+from tests.distributed.test_replicated import LORA, KilledAfter, Scarce, assert_alike, log, train
 from tests.gallery import usual
 
+from brim.errors import CheckpointError
+from brim.train import CheckpointStore, gradient
 from brim.workflows.training import following, training
 
 pytestmark = [
@@ -35,14 +39,103 @@ def sharded(rank):
         patch.object(module, "is_sharded_run", lambda config, ranks: ranks.are_several).start()
 
 
+def exported(output):
+    """The exported weights, joined."""
+    (file,) = (output / "model").glob("*model.safetensors")
+    return torch.cat([weight.double().flatten() for _, weight in sorted(load_file(file).items())])
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_loss_is_that_of_one_process(kind, tiny_base, sums_file, tmp_path):
+def test_losses_and_the_exported_model_are_those_of_one_process(kind, tiny_base, sums_file, tmp_path):
     changes, trainer = KINDS[kind]
     config = usual(tiny_base, dataset=str(sums_file), trainer={**trainer, "batch_size": 2}, **changes)
     alone = train(config, tmp_path / "1", ranks=1)[0]
-    for ranks in (2, 4) if kind == "lora" else (2,):
+    for ranks in (4,) if kind == "lora" else (2,):
         told = results(train(config, tmp_path / str(ranks), ranks=ranks, each=sharded))
         assert_alike(tmp_path / "1", tmp_path / str(ranks), within=1e-4 if kind == "adam" else 1e-5)
         assert all(each == told[0] for each in told)
         assert told[0]["steps"] == alone["steps"]
         assert told[0]["best"] == alone["best"]
+        weights = exported(tmp_path / "1")
+        off = (exported(tmp_path / str(ranks)) - weights).norm() / weights.norm()
+        assert off < (1e-4 if kind == "adam" else 1e-6)
+
+
+def parts(output, step):
+    return sorted((output / "checkpoints" / f"step-{step:08d}").glob("*-of-*.safetensors"))
+
+
+def test_a_killed_run_goes_on_with_any_number_of_ranks_sharded_or_not(tiny_base, sums_file, tmp_path):
+    trainer = {"batch_size": 2, "steps_per_checkpoint": 2, "optimizer": {"type": "sgd", "momentum": 0.9}}
+    config = usual(tiny_base, dataset=str(sums_file), trainer={**trainer, "learning_rate": 0.1}, adapter=None)
+    train(config, tmp_path / "1", ranks=1)
+    run = tmp_path / "parts"
+    ended = train(config, run, ranks=4, observer=KilledAfter(3), each=sharded)
+    assert ended[0].code == -signal.SIGKILL
+    assert len(parts(run, 2)) == 2 * 4  # model and optimizer
+    ended = train(config, run, ranks=3, resume=True, observer=KilledAfter(5), each=sharded)
+    assert ended[0].code == -signal.SIGKILL
+    ended = train(config, run, ranks=2, resume=True, observer=KilledAfter(7))  # replicated
+    assert ended[0].code == -signal.SIGKILL
+    assert not parts(run, 6)
+
+    store = CheckpointStore(run / "checkpoints")
+    for part in parts(run, 4):
+        whole = part.read_bytes()
+        for spoiled in (whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:], whole[:-9], None):
+            part.unlink()
+            if spoiled is not None:
+                part.write_bytes(spoiled)
+            with pytest.raises(CheckpointError, match="the checkpoint of step 4 is damaged"):
+                store.load(4)
+        part.write_bytes(whole)
+    (run / "checkpoints" / "step-00000006" / "model.safetensors").unlink()
+    checkpoint, (refused,) = store.load_newest()  # by one process: of three ranks' files
+    assert (checkpoint.step, "step 6 is damaged" in refused) == (4, True)
+
+    results(train(config, run, ranks=2, resume=True, each=sharded))
+    assert_alike(tmp_path / "1", run, within=1e-5)
+    assert (exported(run) - exported(tmp_path / "1")).norm() < 1e-5
+
+
+def test_memory_that_runs_out_on_a_rank_ends_the_run_and_the_next_start_cuts_smaller(tiny_base, sums_file, tmp_path):
+    config = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 4, "steps_per_checkpoint": 2})
+    train(config, tmp_path / "1", ranks=1)
+    run = tmp_path / "2"
+
+    def scarce(rank):
+        sharded(rank)
+        Scarce(1, most_rows=2)(rank)
+
+    ended = train(config, run, ranks=2, each=scarce)
+    assert (ended[0].code, ended[1].code) == (-signal.SIGTERM, 1)  # the launcher ends those that wait
+    for words in ("OutOfMemoryError: step 1, rows", "on rank 1", "--resume: micro-batches then get at most 2 rows"):
+        assert words in ended[1].error
+    results(train(config, run, ranks=2, resume=True, each=scarce))
+    assert_alike(tmp_path / "1", run, within=1e-5)
+    assert list(run.glob("out-of-memory*")) == []
+    assert "memory ran out in step 1: micro-batches get at most 2 rows" in (run / "notes.txt").read_text()
+
+
+@pytest.mark.parametrize("cause", ["loss", "gradient"])
+def test_a_step_that_is_not_finite_on_a_rank_is_left_out_by_all(cause, tiny_base, sums_file, tmp_path):
+    def spoiled(rank):
+        sharded(rank)
+        whole = gradient.next_token_loss
+
+        def loss(model, batch, **others):
+            value = whole(model, batch, **others)
+            if rank == 1 and int(batch.input_ids.sum()) % 3 == 0:  # the same micro-batch, when it is replayed
+                if cause == "loss":
+                    return value * float("nan")
+                value.register_hook(lambda grad: grad * float("inf"))
+            return value
+
+        patch.object(gradient, "next_token_loss", loss).start()
+
+    config = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 2, "on_nonfinite": "skip"})
+    results(train(config, tmp_path / "2", ranks=2, each=spoiled))
+    skipped = [record for record in log(tmp_path / "2") if record.get("event") == "skipped"]
+    assert skipped
+    assert {record["cause"] for record in skipped} == {cause}
+    assert all(record["rows"] for record in skipped)
