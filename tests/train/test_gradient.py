@@ -25,8 +25,8 @@ FEW = BATCH[:5]
 def gradient_of(model, *, cutter=None, scaler=None, rows=None, events=None):
     """What Gradient reads of a job; no more of it is needed."""
     llm = LLM(model=model, folder=None, device=CPU, precision=precision("fp32"))
-    cutter = cutter or ByRows(max_rows=4)
-    job = SimpleNamespace(llm=llm, rows=rows or rows_of(), pad_id=1, cutter=cutter, ranks=ALONE)
+    given = {"rows": rows or rows_of(), "cutter": cutter or ByRows(max_rows=4)}
+    job = SimpleNamespace(llm=llm, pad_id=1, ranks=ALONE, sharded=None, **given)
     scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
     return Gradient(job, scaler, (lambda event: None) if events is None else events.append)
 
