@@ -43,15 +43,8 @@ from brim.models import LLM, load_llm
 from brim.models.loss import next_token_loss
 from brim.report.screen import LiveLine, TrainProgress
 from brim.session import Session, open_session
-from brim.train import (
-    CheckpointStore,
-    Loop,
-    Observers,
-    Record,
-    RunLength,
-    TrainState,
-    build_job,
-)
+from brim.train import Loop, Observers, Record, RunLength, build_job
+from brim.train.checkpoints import CheckpointStore, TrainState
 from brim.train.logs import MetricsLog, TensorBoardLog
 
 GOAL = 1.03

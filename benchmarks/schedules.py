@@ -33,7 +33,8 @@ from brim.data.read import read
 from brim.data.tokens import TokenRows
 from brim.models import load_llm
 from brim.session import Session, open_session
-from brim.train import CheckpointStore, Loop, Record, RunLength, TrainState, build_job
+from brim.train import Loop, Record, RunLength, build_job
+from brim.train.checkpoints import CheckpointStore, TrainState
 
 NUM_TOKENS = 10**12
 GOAL_PLANNING_S = 0.1

@@ -19,10 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
@@ -38,6 +38,7 @@ CONFIG = "examples/stdlib_code/config.yaml"
 BASE = "examples/stdlib_code/base-model"
 WARMUP_STEPS = 1  # left out
 IGNORED = -100
+Round: TypeAlias = Mapping[str, Mapping[str, float]]  # by contender
 
 
 def main() -> None:
@@ -135,8 +136,8 @@ def _of_steps(run: Path) -> dict[str, float]:
     return {"seconds": sum(line["seconds"] for line in steps), **({"busy": median(busy)} if busy else {})}
 
 
-def _figures(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
-    def of(ratio: Any) -> float:
+def _figures(rounds: Sequence[Round]) -> dict[str, float]:
+    def of(ratio: Callable[[Round], float]) -> float:
         return median(ratio(each) for each in rounds)
 
     figures = {
@@ -145,11 +146,9 @@ def _figures(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, f
         "CPU seconds over one rank's": of(lambda r: r["two ranks"]["cpu_s"] / r["one rank"]["cpu_s"]),
         "busy share": of(lambda r: r["two ranks"]["busy"]),
     }
-    peers = [name for name in rounds[0] if name.startswith("Trainer")]
-    for name in peers:
-        figures[f"{name}, over brim on two ranks"] = of(
-            lambda r, name=name: r[name]["seconds"] / r["two ranks"]["seconds"]
-        )
+    for name in (name for name in rounds[0] if name.startswith("Trainer")):
+        ratios = [each[name]["seconds"] / each["two ranks"]["seconds"] for each in rounds]
+        figures[f"{name}, over brim on two ranks"] = median(ratios)
     return figures
 
 
@@ -176,7 +175,7 @@ def _train_peer(tokens: Path, micro_batch_rows: int, out: Path) -> None:
         done = trainer.train()
     if os.environ["RANK"] == "0":
         steps = done.global_step
-        out.write_text(json.dumps(done.metrics["train_runtime"] * (steps - WARMUP_STEPS) / steps))
+        out.write_text(json.dumps(float(done.metrics["train_runtime"]) * (steps - WARMUP_STEPS) / steps))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ from brim.infer.engines import FixedRoom, SlotsEngine, VllmEngine, respond_to, u
 from brim.models import LLM
 from brim.models.kernels import layer_kernels
 from brim.models.loss import base_model
-from brim.train import CheckpointStore, Loop, MicroBatchPass, Record, RunLength, TrainState, build_job
+from brim.train import Loop, MicroBatchPass, Record, RunLength, build_job
+from brim.train.checkpoints import CheckpointStore, TrainState
 
 _FLOPS_OF_LORA = 4  # per weight and token: forward, and backward to the activations alone
 _PEERS: Sequence[Way] = ("fixed", "group_by_length", "padding_free")

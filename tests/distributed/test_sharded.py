@@ -16,7 +16,8 @@ from tests.distributed.test_replicated import LORA, KilledAfter, Scarce, assert_
 from tests.gallery import usual
 
 from brim.errors import CheckpointError
-from brim.train import CheckpointStore, gradient
+from brim.train import gradient
+from brim.train.checkpoints import CheckpointStore
 from brim.workflows.training import following, training
 
 pytestmark = [

@@ -68,7 +68,7 @@ def test_an_8_bit_base_learns_the_same_in_other_micro_batches(tiny_base, sums_fi
 def test_paged_states_are_paged_again_after_a_checkpoint():
     from brim.config import load_config
     from brim.train import build_optimizer
-    from brim.train.checkpoint import optimizer_state, restore_optimizer
+    from brim.train.checkpoints import optimizer_state, restore_optimizer
     from brim.train.optimizer import FixedBetas
 
     source = {"base_model": "m", "adapter": "lora", "trainer": {"type": "finetune", "optimizer": "paged_adamw_8bit"}}

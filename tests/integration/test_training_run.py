@@ -17,7 +17,8 @@ from tests.gallery import stopped_after, usual
 from tests.integration.conftest import FULL, MODEL, log, losses, steps, told, validation
 
 import brim
-from brim.train import TrainState, loop as interrupt
+from brim.train import loop as interrupt
+from brim.train.checkpoints import TrainState
 
 pytestmark = pytest.mark.run
 DROPOUT = {"adapter": "lora", "trainer": {"learning_rate_scheduler": {"decay": "cosine", "warmup_fraction": 0.1}}}

@@ -15,7 +15,8 @@ from brim.batching import BatchSchedule, ByRows
 from brim.config.schema import FinetuneTrainer, GradientClippingConfig
 from brim.data.tokens import TokenRow, TokenRows
 from brim.models import LLM, precision
-from brim.train import CheckpointStore, LearningRate, Loop, Observer, RunLength, TrainState, build_optimizer
+from brim.train import LearningRate, Loop, Observer, RunLength, build_optimizer
+from brim.train.checkpoints import CheckpointStore, TrainState
 from brim.train.job import Stopping, TrainJob, measure_every
 from brim.train.optimizer import FixedBetas, update_rates
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from brim.config import load_config
 from brim.errors import CheckpointError
-from brim.train import CheckpointStore, build_optimizer, restore_weights
-from brim.train.checkpoint import optimizer_state, restore_optimizer, trained_weights
+from brim.train import build_optimizer
+from brim.train.checkpoints import CheckpointStore, optimizer_state, restore_optimizer, restore_weights, trained_weights
 
 
 def save(store, step, best_step=None):

@@ -16,7 +16,7 @@ from brim.batching import BatchSchedule
 from brim.config import DeviceFacts, load_config, resolve
 from brim.errors import ConfigError
 from brim.train import LearningRate, build_optimizer
-from brim.train.checkpoint import optimizer_state, restore_optimizer
+from brim.train.checkpoints import optimizer_state, restore_optimizer
 from brim.train.optimizer import FixedBetas, MovingBeta2, require_room, update_rates
 
 

@@ -10,7 +10,8 @@ from ruamel.yaml import YAML
 from brim.config import load_config
 from brim.errors import CheckpointError, InputError, OutputError
 from brim.storage import write_manifest
-from brim.train import RunFolder, TrainState
+from brim.train import RunFolder
+from brim.train.checkpoints import TrainState
 from brim.workflows.runs import card_apart, local_name
 from brim.workflows.runs.files import model_card
 

@@ -150,7 +150,8 @@ def train(
             screen(line)
         from brim.config import require_trust_said_again
         from brim.model import Model
-        from brim.train import CheckpointStore, RunFolder
+        from brim.train import RunFolder
+        from brim.train.checkpoints import CheckpointStore
         from brim.workflows.runs import steps_in_words
 
         model = Model(file, overrides=overrides or [])

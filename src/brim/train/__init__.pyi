@@ -1,9 +1,3 @@
-from .checkpoint import (
-    Checkpoint as Checkpoint,
-    CheckpointStore as CheckpointStore,
-    TrainState as TrainState,
-    restore_weights as restore_weights,
-)
 from .figures import (
     Curve as Curve,
     Observer as Observer,

@@ -24,7 +24,7 @@ from brim.distributed import ALONE, Ranks, Sharded
 from brim.errors import CheckpointError, OutOfMemoryError
 from brim.models import LLM, no_library_bars, no_library_warnings
 from brim.storage import whole_folder, write_manifest
-from brim.train.checkpoint import CheckpointStore, TrainState
+from brim.train.checkpoints import CheckpointStore, TrainState
 from brim.train.figures import Observer
 from brim.train.optimizer import FixedBetas, LearningRate, MovingBeta2, build_optimizer, update_rates
 from brim.train.schedule import RunLength

@@ -26,7 +26,7 @@ from brim.batching.memory import restore_random_states
 from brim.data.tokens import rows_of_step
 from brim.distributed import PeerError, Place
 from brim.errors import BrimError, OutOfMemoryError, Problem
-from brim.train.checkpoint import Checkpoint, TrainState, require_masks, restore_optimizer, restore_weights
+from brim.train.checkpoints import Checkpoint, TrainState, require_masks, restore_optimizer, restore_weights
 from brim.train.gradient import Gradient
 from brim.train.job import TrainJob
 from brim.train.logs import Peak, Peaks

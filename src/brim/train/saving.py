@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 import torch
 
 from brim.batching.memory import or_explain, random_states, second_try
-from brim.train.checkpoint import CheckpointWriter, TrainState, optimizer_state, trained_weights
+from brim.train.checkpoints import CheckpointWriter, TrainState, optimizer_state, trained_weights, write_parts
 from brim.train.job import TrainJob
-from brim.train.parts import write_parts
 from brim.train.schedule import BatchCourse
 from brim.train.update import failure_event, while_saving
 

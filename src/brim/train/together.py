@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from brim.distributed import Share
-from brim.train.checkpoint import TrainState
+from brim.train.checkpoints import TrainState
 from brim.train.gradient import Gradient
 from brim.train.job import TrainJob
 from brim.train.logs import Peaks

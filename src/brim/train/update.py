@@ -25,7 +25,7 @@ from brim.errors import BrimError, OutOfMemoryError
 from brim.units import format_bytes, format_count
 
 if TYPE_CHECKING:
-    from brim.train.checkpoint import TrainState
+    from brim.train.checkpoints import TrainState
     from brim.train.gradient import Gradient, OnEvent
     from brim.train.job import TrainJob
 

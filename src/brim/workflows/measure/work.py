@@ -50,7 +50,8 @@ from brim.infer.metrics import score_rows
 from brim.memory.events import Phase
 from brim.models import LLM, device_facts, device_name, load_llm, pick_device
 from brim.models.loss import base_model
-from brim.train import CheckpointStore, Loop, Record, RunLength, TrainState, build_job
+from brim.train import Loop, Record, RunLength, build_job
+from brim.train.checkpoints import CheckpointStore, TrainState
 from brim.units import format_count
 from brim.workflows.measure.messages import PhasePeak, Report, Request
 

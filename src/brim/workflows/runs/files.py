@@ -19,7 +19,8 @@ from brim.infer.engines import generation_settings
 from brim.notes import Note, Say, is_told
 from brim.session import Session, with_choices
 from brim.storage import writing
-from brim.train import RunFolder, TrainState
+from brim.train import RunFolder
+from brim.train.checkpoints import TrainState
 from brim.units import format_count
 
 if TYPE_CHECKING:

@@ -27,19 +27,8 @@ from brim.memory.devices import settle_heap
 from brim.models import LLM, load_llm
 from brim.planning import TrainingPlan
 from brim.session import Session, say_nothing
-from brim.train import (
-    Checkpoint,
-    CheckpointStore,
-    Loop,
-    Observers,
-    RunFolder,
-    RunLength,
-    TrainState,
-    build_job,
-    package_versions,
-    restore_weights,
-    stop_request,
-)
+from brim.train import Loop, Observers, RunFolder, RunLength, build_job, package_versions, stop_request
+from brim.train.checkpoints import Checkpoint, CheckpointStore, TrainState, restore_weights
 from brim.workflows.prediction import scorer
 from brim.workflows.runs import TrainResult
 from brim.workflows.training.launch import Launched

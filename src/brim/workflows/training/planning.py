@@ -28,7 +28,8 @@ from brim.notes import Note, Say, planned, planned as planned_line, status, warn
 from brim.planning import PlanRequest, TrainingPlan, keep, plan_run, short_plan, too_long
 from brim.report import listening, show
 from brim.session import Session, choice_notes, with_choices, with_length_of_labels
-from brim.train import Checkpoint, RunFolder, RunLength
+from brim.train import RunFolder, RunLength
+from brim.train.checkpoints import Checkpoint
 from brim.units import format_count
 from brim.workflows.runs import read_json
 from brim.workflows.training.launch import Launched, launch, room_for_copy, saving_note, untried

@@ -17,15 +17,8 @@ from brim.errors import CheckpointError, ConfigError, OutputError, Problem
 from brim.models import device_name
 from brim.notes import Note, Say, warning
 from brim.session import Session, with_choices
-from brim.train import (
-    Checkpoint,
-    CheckpointStore,
-    LearningRate,
-    RunFolder,
-    RunLength,
-    TrainState,
-    stopping_of,
-)
+from brim.train import LearningRate, RunFolder, RunLength, stopping_of
+from brim.train.checkpoints import Checkpoint, CheckpointStore, TrainState
 from brim.units import format_count
 from brim.workflows.runs import flat, read_json
 

@@ -74,7 +74,7 @@ def sharded_over(ranks: Ranks, llm: LLM, device: torch.device, say: Say) -> tupl
     llm = replace(llm, device=device, gathers=sharded)
     say(
         Note(
-            f"sharded over {format_count(ranks.size, 'process')}: {format_bytes(llm.held_bytes)} of the weights' "
+            f"sharded over {format_count(ranks.size, 'rank')}: {format_bytes(llm.held_bytes)} of the weights' "
             f"{format_bytes(whole_bytes)} are here; gradients are reduced after each micro-batch, so that none "
             "stays whole"
         )

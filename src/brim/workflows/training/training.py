@@ -22,18 +22,8 @@ from brim.memory.closed_form import counted_state_bytes
 from brim.models import LLM, load_llm, model_note, no_library_warnings, require_trainable, unquantised_experts
 from brim.notes import Note, Say, status, warning
 from brim.session import Session, choice_notes, open_session, with_choices, with_dataset, with_labels, with_rows
-from brim.train import (
-    CheckpointStore,
-    Loop,
-    Observer,
-    RunFolder,
-    RunLogs,
-    TrainState,
-    build_job,
-    export_model,
-    restore_weights,
-    stop_request,
-)
+from brim.train import Loop, Observer, RunFolder, RunLogs, build_job, export_model, stop_request
+from brim.train.checkpoints import CheckpointStore, TrainState, restore_weights
 from brim.units import format_count
 from brim.workflows.prediction import scorer
 from brim.workflows.runs import (

@@ -24,7 +24,8 @@ from brim.notes import Say
 from brim.report import listening, show
 from brim.session import dataset_of
 from brim.storage import verified, writing
-from brim.train import CheckpointStore, RunFolder
+from brim.train import RunFolder
+from brim.train.checkpoints import CheckpointStore
 from brim.units import format_bytes, format_count, format_seconds
 from brim.workflows.runs import TrainOrder
 from brim.workflows.verify_resume.comparison import (

@@ -1,7 +1,7 @@
 """Save checkpoints of a run whole or not at all, and read them only when every digest is right.
 
     checkpoints/step-00000042/
-        model.safetensors      the weights that train; where ranks share them, a file of each (brim.train.parts)
+        model.safetensors      the weights that train; where ranks share them, a file of each (see parts.py)
         optimizer.safetensors  the optimizer's state
         random.safetensors     the states of torch's random generators
         state.json             step, samples, tokens, best metric; the optimizer's numbers that are not tensors
@@ -34,7 +34,7 @@ from brim.distributed import is_sharded, like, local
 from brim.errors import CheckpointError
 from brim.models import LLM
 from brim.storage import MANIFEST, remove_folder, remove_unfinished, verified, whole_folder, write_manifest, writing
-from brim.train.parts import contents, part_for, read
+from brim.train.checkpoints.parts import contents, part_for, read
 
 _STATE = "state.json"
 
