@@ -46,6 +46,15 @@ def test_every_row_goes_once_in_order_and_no_micro_batch_is_over_the_cap(lengths
         assert part.seconds == pytest.approx(float(bare.seconds(tokens / mean, mean)))
 
 
+def test_more_tokens_than_are_worth_it_go_together_only_in_one_row():
+    some = replace(packed_costs(), most_tokens=100)
+    lengths = [50, 130, 40, 20, 60, 30]
+    cuts = Packed(costs=some, cap_bytes=10**9).cut(lengths)
+    assert sorted(sum(lengths[row] for row in part.rows) for part in cuts) == [100, 100, 130]
+    totals = cut_totals(lengths, len(lengths), costs=some, cap_bytes=10**9)
+    assert (totals.num_micro_batches, totals.real_tokens) == (3, 330)
+
+
 @given(lengths=LENGTHS, some=costs(peak=jagged_surfaces()), cap_bytes=st.integers(0, 2000))
 def test_rows_that_are_over_the_cap_alone_need_not_be_the_longest(lengths, some, cap_bytes):
     some = replace(some, multiple=MULTIPLE)

@@ -32,7 +32,8 @@ class PackedCosts:
     def capacities(self, longest: NDArray[np.int64], *, most: int) -> NDArray[np.int64]:
         """Return the tokens, some more than `most` at most, that fit with each of these as the longest; 0: none do."""
         found = self.costs.tokens_that_fit(longest, cap_bytes=self.cap_bytes, most=most)
-        return np.where(found < longest, 0, found)
+        wanted = found if self.costs.most_tokens is None else np.maximum(self.costs.most_tokens, longest)
+        return np.where(found < longest, 0, np.minimum(found, wanted))
 
     def peak_bytes(self, tokens: NDArray[np.int64], longest: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the predicted bytes of micro-batches of so many tokens."""

@@ -29,6 +29,7 @@ class Costs:
     scale: measured over predicted, of what the shape adds to static_bytes; 1.0 until something has been measured.
     time: seconds of a micro-batch's forward and backward pass.
     multiple: of it are the tokens of packed rows, which are filled up; 1: rows are padded.
+    most_tokens: of packed rows, unless one row has more: a larger micro-batch is no faster; None: as many as fit.
     """
 
     peak: Surface
@@ -36,6 +37,7 @@ class Costs:
     time: Surface
     scale: float = 1.0
     multiple: int = 1
+    most_tokens: int | None = None
 
     @property
     def is_packed(self) -> bool:
