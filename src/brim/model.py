@@ -137,6 +137,8 @@ class Model:
                 ranks=ranks,
             )
             self._session, self._has_learned, self._run = session, True, RunFolder.open(output)
+            if self._llm.gathers is not None:  # of sharded weights this process has a part
+                self._let_go()
             return result
 
     @limit_lifted()

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from dataclasses import replace
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo  # which FSDP imports, in each process that has not
 import torch.distributed.fsdp
+from faults.workshop import make_base
 from safetensors.torch import load_file
-from tests.distributed.several import results
+from tests.distributed.several import results, together
 from tests.distributed.test_replicated import LORA, KilledAfter, Scarce, assert_alike, log, train
 from tests.gallery import usual
+from tests.memory.test_fsdp import LiveBytes
+from transformers import LlamaForCausalLM
 
+import brim
+from brim.config import load_config
+from brim.data.tokens import TokenRow
+from brim.distributed import Place, Sharded, joined, local
 from brim.errors import CheckpointError
-from brim.train import gradient
+from brim.models import equip
+from brim.models.folders import locate
+from brim.train import MicroBatchPass, build_optimizer, gradient
 from brim.train.checkpoints import CheckpointStore
 from brim.workflows.training import following, training
 
@@ -140,3 +152,57 @@ def test_a_step_that_is_not_finite_on_a_rank_is_left_out_by_all(cause, tiny_base
     assert skipped
     assert {record["cause"] for record in skipped} == {cause}
     assert all(record["rows"] for record in skipped)
+
+
+WIDE = {"num_hidden_layers": 4, "hidden_size": 128, "intermediate_size": 512, "vocab_size": 2048}
+WIDE |= {"tie_word_embeddings": False}
+ROWS, TOKENS = 2, 64
+
+
+def held(tensors):
+    """Bytes of the memory that tensors have here, shared memory once."""
+    here = (local(tensor).untyped_storage() for tensor in tensors)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in here}.values())
+
+
+def measured(base, config):
+    """Bytes of weights and states after a step, and the most in a step; the least of three, as gloo frees late."""
+    with joined(Place.of_environment()) as ranks:
+        config = load_config(config).config.having("precision", "fp32")
+        model = LlamaForCausalLM.from_pretrained(base)
+        llm = equip(model, config, locate(str(base)), torch.device("cpu"), trainable=True)
+        llm = replace(llm, gathers=Sharded(ranks, llm.model, llm.device))
+        optimizer = build_optimizer(
+            config.trainer.optimizer, [weight for weight in llm.model.parameters() if weight.requires_grad]
+        )
+        work = MicroBatchPass(llm=llm, pad_id=0, scaler=torch.amp.GradScaler("cpu", enabled=False))
+        row = TokenRow(key=0, input_ids=np.arange(TOKENS, dtype=np.int32), supervised=np.ones(TOKENS, dtype=bool))
+        weights, peaks = list(llm.model.parameters()), []
+        llm.model.train()
+        for _ in range(4):
+            states = [state for of in optimizer.state.values() for state in of.values()]
+            gc.collect()
+            with LiveBytes([]) as live:
+                live._see([local(tensor) for tensor in (*weights, *llm.model.buffers(), *states)])
+                work([row] * ROWS, ROWS * TOKENS, step=0)
+                optimizer.step()
+            peaks.append(max(live.peaks.values()))
+            optimizer.zero_grad()
+        states = [state for of in optimizer.state.values() for state in of.values() if state.ndim]
+        return {"weights": held(weights), "optimizer_state": held(states), "peak": min(peaks[1:])}
+
+
+@pytest.mark.parametrize("changes", [{"trainer": {"enable_gradient_checkpointing": True}}, LORA], ids=["full", "lora"])
+def test_a_rank_holds_what_is_predicted(changes, tmp_path):
+    make_base(tmp_path / "base", **WIDE)
+    trainer = {"enable_gradient_checkpointing": False, "chunked_loss": False, "packing": False}
+    trainer |= {"batch_size": ROWS, "effective_batch_size": ROWS, **changes.get("trainer", {})}
+    config = usual(tmp_path / "base", **{"adapter": None, **changes, "trainer": trainer}, precision="fp32")
+    predicted = brim.predict_memory(config, batch_size=ROWS, sequence_length=TOKENS, device="cpu", world_size=2)
+    found = results(together(2, lambda rank: measured(tmp_path / "base", config), folder=tmp_path / "ranks"))
+    for each in found:
+        at_end = {name: int(live[-1]) for name, live in predicted.timeline.live_bytes.items()}
+        buffers = at_end["weights"] - each["weights"]
+        assert 0 <= buffers < 1024  # of the rotary embedding
+        assert each["optimizer_state"] == at_end["optimizer_state"]
+        assert each["peak"] == pytest.approx(predicted.allocated_bytes, rel=5e-3)
