@@ -208,7 +208,7 @@ def _become_brim(order: Mapping[str, Any], *, out: int, err: int) -> None:
         if order["with_permissions"]:
             _give_up_capabilities()
         sys.argv = ["brim", *order["arguments"]]
-        code = _exit_code() if order["function"] is None else _call(order["function"], order["arguments"])
+        code = exit_code() if order["function"] is None else _call(order["function"], order["arguments"])
     finally:
         os._exit(code)
 
@@ -230,7 +230,7 @@ def _call(function: str, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _exit_code() -> int:
+def exit_code() -> int:
     """The exit code of `brim` as the interpreter would make it."""
     from brim.cli import main
 

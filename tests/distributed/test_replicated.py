@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from tests.distributed.several import results, together
+from faults.several import results, together
 from tests.gallery import OUT, usual
 
 import brim
