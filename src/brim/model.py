@@ -109,7 +109,8 @@ class Model:
                     RunFolder(output).check(resume=resume)
             data = dataset_of(self.config, dataset)
             notes, resumed = RunNotes(told), RunFolder(output) if resume else None
-            session = training.among(ranks, self._opened(self.config, is_one_of_several=ranks.are_several))
+            opened = self._opened(self.config, is_one_of_several=ranks.are_several)
+            session = training.among(ranks, self.config, opened)
             session, source, prepared = training.prepared_for(
                 session, data, resumed=resumed, notes=self.notes, say=notes, ranks=ranks
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from brim.distributed.launch import Place
-from brim.errors import BrimError
+from brim.errors import BrimError, InputError
 from brim.units import format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ _LEAST_TIMEOUT_S = 60.0
 _STEPS_IN_TIMEOUT = 10  # a step that takes ten times as long as predicted hangs
 _FAREWELL_S = 3.0  # for the others to hear that this rank has failed
 _OVER = "over"
+_TIMEOUT = "BRIM_PEER_TIMEOUT_S"  # of the environment
 
 
 class PeerError(BrimError):
@@ -43,11 +45,13 @@ class PeerError(BrimError):
 class Ranks:
     """Stand for all processes of a run, as one of them sees them. `ALONE` is the only process of its run."""
 
-    def __init__(self, place: Place, store: Store | None = None) -> None:
+    def __init__(self, place: Place, store: Store | None = None, *, timeout_s: float | None = None) -> None:
         self.place = place
-        self.timeout_s = _LEAST_TIMEOUT_S
+        self.timeout_s = timeout_s or _LEAST_TIMEOUT_S
+        self._is_timeout_set = timeout_s is not None
         self._store = store
         self._counts: dict[str, int] = {}  # of the times that a name was used
+        self._given_up: set[int] = set()  # ranks that did not answer in time: nobody waits for them again
         self._pulse: threading.Event | None = None
 
     @property
@@ -133,14 +137,14 @@ class Ranks:
         return [each["value"] for each in heard]
 
     def agree(self, digests: Mapping[str, str]) -> None:
-        """Compare what every rank must have alike. Raises BrimError that names what differs."""
+        """Compare what every rank must have alike. Raises InputError that names what differs."""
         others = self.exchanged("digests", lambda: dict(digests))
-        for name, digest in digests.items():
+        for name in dict.fromkeys(name for each in others for name in each):
             strange = [rank for rank, each in enumerate(others) if each.get(name) != others[0].get(name)]
             if strange:
-                raise BrimError(
+                raise InputError(
                     what=f"{name} differs between the processes: {_ranks(strange)} and rank 0 do not have the same",
-                    expected=f"the same on every machine ({digest[:60]} here)",
+                    expected=f"the same on every machine ({digests.get(name, 'nothing')[:60]} here)",
                     fix="give every machine the same files, packages and configuration",
                 )
 
@@ -165,9 +169,11 @@ class Ranks:
     def expect_steps_of(self, seconds: float | None) -> None:
         """Set the time after which a rank that does not answer is given up; by the predicted time of a step.
 
-        seconds: None where it is not known; then a step may take ten minutes.
+        seconds: None where it is not known; then a step may take ten minutes. BRIM_PEER_TIMEOUT_S counts instead.
         """
-        self.timeout_s = max(_LEAST_TIMEOUT_S, _STEPS_IN_TIMEOUT * (_LEAST_TIMEOUT_S if seconds is None else seconds))
+        if not self._is_timeout_set:
+            step_s = _LEAST_TIMEOUT_S if seconds is None else seconds
+            self.timeout_s = max(_LEAST_TIMEOUT_S, _STEPS_IN_TIMEOUT * step_s)
         if self.are_several:
             from torch.distributed.distributed_c10d import _set_pg_timeout
 
@@ -206,7 +212,8 @@ class Ranks:
                 beats = self._store.get(f"pulse/{of}") if self._store.check([f"pulse/{of}"]) else b""
                 if beats != pulse:
                     pulse, seen_at_s = beats, now_s
-                if now_s - seen_at_s > self.timeout_s:
+                if of in self._given_up or now_s - seen_at_s > self.timeout_s:
+                    self._given_up.add(of)
                     raise PeerError(
                         what=f"rank {of} has not shown a sign of life for {format_seconds(self.timeout_s)}",
                         fix="see what it said; then continue with --resume",
@@ -265,6 +272,7 @@ def joined(place: Place) -> Iterator[Ranks]:
 
     if torch.cuda.is_available():
         torch.cuda.set_device(place.local_rank)
+    timeout_s = _timeout_of_environment()
     start = timedelta(seconds=_STEPS_IN_TIMEOUT * _LEAST_TIMEOUT_S)
     store, _, _ = next(rendezvous("env://", timeout=start))
     dist.init_process_group(
@@ -274,7 +282,7 @@ def joined(place: Place) -> Iterator[Ranks]:
         world_size=place.world_size,
         timeout=start,
     )
-    ranks = Ranks(place, PrefixStore("brim", store))
+    ranks = Ranks(place, PrefixStore("brim", store), timeout_s=timeout_s)
     pulse = ranks._live()
     try:
         yield ranks
@@ -287,6 +295,17 @@ def joined(place: Place) -> Iterator[Ranks]:
     finally:
         pulse.set()
         dist.destroy_process_group()
+
+
+def _timeout_of_environment() -> float | None:
+    """Return what stands in BRIM_PEER_TIMEOUT_S: seconds; None where there is nothing. Raises InputError."""
+    text = os.environ.get(_TIMEOUT)
+    if not text:
+        return None
+    with suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise InputError(what=f"{_TIMEOUT} is {text!r}", where="environment", expected="seconds, a number above 0")
 
 
 def _ranks(ranks: Sequence[int]) -> str:

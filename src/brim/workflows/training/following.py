@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from brim.data import Prepared
 from brim.data.read import Ledger, Source
 from brim.data.tokens import TokenRows
 from brim.distributed import Ranks
+from brim.errors import InputError
 from brim.memory.devices import settle_heap
 from brim.models import LLM, load_llm
 from brim.planning import TrainingPlan
@@ -35,10 +36,24 @@ from brim.workflows.training.launch import Launched
 from brim.workflows.training.sharding import host_of, is_sharded_run, sharded_over, whole_weights
 
 
-def among(ranks: Ranks, session: Session) -> Session:
-    """Return the session of one of several processes: they share a CPU's memory, or have a GPU each."""
+def among(ranks: Ranks, config: Config, session: Session) -> Session:
+    """Return the session of one of several processes: they share a CPU's memory, or have a GPU each.
+
+    config: as this process was given it. Raises InputError where another one was given something else.
+    """
+    if ranks.are_several:
+        ranks.agree(dict(_keys(config.model_dump(mode="json"))))
     place = ranks.place
     return replace(session, num_processes=place.local_world_size if session.device.type == "cpu" else place.world_size)
+
+
+def _keys(section: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each key of a configuration, and those of its sections, with the value as JSON."""
+    for name, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from _keys(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", json.dumps(value, sort_keys=True)
 
 
 def prepared_by_one(
@@ -106,7 +121,7 @@ def step_seconds(plan: TrainingPlan | None) -> float | None:
 
 
 def begin_together(ranks: Ranks, session: Session, prepared: Prepared, llm: LLM, *, step_s: float | None) -> None:
-    """Begin with the same weights, once all are found to have the same rows, configuration and packages.
+    """Begin with the same weights, once all are found to have the same rows and packages.
 
     step_s: the predicted seconds of a step; None where they are not known.
     """
@@ -115,12 +130,10 @@ def begin_together(ranks: Ranks, session: Session, prepared: Prepared, llm: LLM,
     lengths = hashlib.sha256()
     for rows in prepared.splits.values():
         lengths.update(rows.keys.tobytes() + rows.lengths.tobytes() + rows.num_supervised.tobytes())
-    config = json.dumps(session.config.model_dump(mode="json"), sort_keys=True)
     names = [f"{name} {tuple(weight.shape)}" for name, weight in llm.model.named_parameters()]
     ranks.agree(
         {
             "the data set": lengths.hexdigest(),
-            "the configuration": hashlib.sha256(config.encode()).hexdigest(),
             "the base model": hashlib.sha256("\n".join(names).encode()).hexdigest(),
             **{f"the version of {name}": version for name, version in package_versions().items()},
         }
@@ -154,6 +167,13 @@ class Evaluations:
 def follow(session: Session, prepared: Prepared, run: RunFolder, ranks: Ranks) -> tuple[LLM, TrainResult]:
     """Train as the first process of the run says. Return what it returns; nothing is written."""
     session = received(session, ranks.heard("planned"))
+    if not run.path.is_dir():  # the first process has made it; checkpoints are read by all
+        raise InputError(
+            what="this process does not see the run's folder, into which the first one writes",
+            where=str(run.path.absolute()),
+            expected="the same folder in all processes, on a file system that all machines share",
+            fix="give each process the same --output-directory, there",
+        )
     is_sharded = is_sharded_run(session.config, ranks)
     at = host_of(session.device, is_sharded=is_sharded)
     llm = load_llm(session.config, session.folder, session.device, trainable=True, at=at)

@@ -1,0 +1,79 @@
+"""What a rank says when others fail or have something else; what happens amid a run is tried in faults/ranks.py."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from faults.several import together
+from tests.gallery import usual
+
+import brim
+from brim.distributed import PeerError, Place, Ranks, joined
+from brim.errors import InputError
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available() or not hasattr(os, "fork"), reason="a fork, where no CUDA has begun"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Python 3.12: other threads, which do nothing here
+]
+SECOND = Place(rank=1, local_rank=1, world_size=2, local_world_size=2)
+
+
+def other_settings(config, output):
+    return {**config, "trainer": {**config["trainer"], "learning_rate": 0.5}}, None, output
+
+
+def other_data(config, output):
+    os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = "0", "1"  # of another machine
+    rows = output.with_name("others.jsonl")
+    rows.write_text(Path(config["dataset"]).read_text().replace("1", "2"))
+    return config, rows, output
+
+
+def other_folder(config, output):
+    return config, None, output.with_name("elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("differs", "codes", "key"),
+    [
+        (other_settings, [2, 2], "trainer.learning_rate differs between the processes: rank 1"),
+        (other_data, [2, 2], "the data set differs between the processes: rank 1"),
+        (other_folder, [1, 2], "this process does not see the run's folder"),
+    ],
+)
+def test_a_rank_that_has_something_else_is_named(differs, codes, key, tiny_base, sums_file, tmp_path):
+    config, output = usual(tiny_base, dataset=str(sums_file)), tmp_path / "run"
+
+    def work(rank: int) -> None:
+        mine, dataset, folder = differs(config, output) if rank else (config, None, output)
+        brim.Model(mine).train(dataset, output_directory=folder, say=None)
+
+    ended = together(2, work, folder=tmp_path / "ranks", ends_all=False)
+    assert [each.code for each in ended] == codes
+    assert key in ended[1].error
+    assert key in ended[0].error or "PeerError: rank 1 failed" in ended[0].error
+    assert not output.exists()
+
+
+def test_a_rank_that_did_not_answer_is_not_waited_for_again(monkeypatch):
+    ranks, slept = Ranks(SECOND, torch.distributed.HashStore(), timeout_s=0.02), []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    with pytest.raises(PeerError, match="rank 0 has not shown a sign of life"):
+        ranks.exchanged("scores", lambda: 1)
+    assert slept
+    slept.clear()
+    with pytest.raises(PeerError, match="rank 0 has not shown a sign of life"):
+        ranks.first_does("checkpoint", lambda: None)
+    assert not slept
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "inf", "nan"])
+def test_the_time_out_of_the_environment_is_a_number_of_seconds(text, monkeypatch):
+    monkeypatch.setenv("BRIM_PEER_TIMEOUT_S", text)
+    with pytest.raises(InputError, match="BRIM_PEER_TIMEOUT_S"), joined(replace(SECOND, rank=0)):
+        pass
