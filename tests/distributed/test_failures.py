@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,20 @@ def test_a_rank_that_did_not_answer_is_not_waited_for_again(monkeypatch):
     with pytest.raises(PeerError, match="rank 0 has not shown a sign of life"):
         ranks.first_does("checkpoint", lambda: None)
     assert not slept
+
+
+class Stuck:
+    """A store that is held by a process which was stopped."""
+
+    def check(self, keys):
+        threading.Event().wait()
+
+
+def test_a_store_that_does_not_answer_is_given_up():
+    ranks = Ranks(SECOND, Stuck(), timeout_s=0.02)
+    for _ in range(2):
+        with pytest.raises(PeerError, match="the process that holds the store does not answer"):
+            ranks.heard("planned")
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "inf", "nan"])

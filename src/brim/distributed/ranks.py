@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from brim.distributed.launch import Place
@@ -51,6 +52,7 @@ class Ranks:
         self._is_timeout_set = timeout_s is not None
         self._store = store
         self._counts: dict[str, int] = {}  # of the times that a name was used
+        self._is_answering = True  # the store
         self._given_up: set[int] = set()  # ranks that did not answer in time: nobody waits for them again
         self._pulse: threading.Event | None = None
 
@@ -119,9 +121,8 @@ class Ranks:
         number = self._counts.get(name, 0)
         key = self._key(name)
         if number >= 2:  # who reads this exchange has read the last but one
-            assert self._store is not None, "there are several"
-            with suppress(RuntimeError):
-                self._store.delete_key(f"{name}-{number - 2}/{self.rank}")
+            store = self._several()
+            self._asked(lambda: store.delete_key(f"{name}-{number - 2}/{self.rank}"))
         failure = None
         try:
             said: Any = {"value": make()}
@@ -197,32 +198,63 @@ class Ranks:
         return f"{name}-{number}"
 
     def _set(self, key: str, value: object) -> None:
-        assert self._store is not None, "there are several"
-        self._store.set(key, json.dumps(value))
+        store = self._several()
+        self._asked(lambda: store.set(key, json.dumps(value)))
 
     def _heard(self, key: str, *, of: int) -> Any:
         """Wait for what a rank says, as long as it lives."""
+        wait_s, pulse, seen_at_s = _POLL_S, None, time.monotonic()
+        while True:
+            said, over, beats = self._asked(lambda: self._look(key, _OVER, f"pulse/{of}"))
+            if said is not None:
+                return json.loads(said)
+            if over is not None:
+                raise self.peer_failed([int(over)])
+            now_s = time.monotonic()
+            if beats != pulse:
+                pulse, seen_at_s = beats, now_s
+            if of in self._given_up or now_s - seen_at_s > self.timeout_s:
+                self._given_up.add(of)
+                raise PeerError(
+                    what=f"rank {of} has not shown a sign of life for {format_seconds(self.timeout_s)}",
+                    fix="see what it said; then continue with --resume",
+                )
+            time.sleep(wait_s)
+            wait_s = min(1.5 * wait_s, _SLOWEST_POLL_S)
+
+    def _look(self, *keys: str) -> list[bytes | None]:
+        """Return what stands under each key in the store."""
+        store = self._several()
+        return [store.get(key) if store.check([key]) else None for key in keys]
+
+    def _several(self) -> Store:
         assert self._store is not None, "there are several"
-        wait_s, pulse, seen_at_s = _POLL_S, b"", time.monotonic()
+        return self._store
+
+    def _asked(self, question: Callable[[], T], *, within_s: float | None = None) -> T:
+        """Return what the store answers. Raises PeerError where it is gone, or does not answer.
+
+        It is asked in a thread: where the process that holds it was stopped, PyTorch waits for it for ever.
+        """
+        if not self._is_answering:
+            raise self._lost(RuntimeError("the process that holds the store does not answer"))
+        answers: SimpleQueue[T | RuntimeError] = SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put(question())
+            except RuntimeError as error:  # the store is gone: the launcher has ended
+                answers.put(error)
+
+        threading.Thread(target=ask, name="store", daemon=True).start()
         try:
-            while not self._store.check([key]):
-                if self._store.check([_OVER]):
-                    raise self.peer_failed([int(self._store.get(_OVER))])
-                now_s = time.monotonic()
-                beats = self._store.get(f"pulse/{of}") if self._store.check([f"pulse/{of}"]) else b""
-                if beats != pulse:
-                    pulse, seen_at_s = beats, now_s
-                if of in self._given_up or now_s - seen_at_s > self.timeout_s:
-                    self._given_up.add(of)
-                    raise PeerError(
-                        what=f"rank {of} has not shown a sign of life for {format_seconds(self.timeout_s)}",
-                        fix="see what it said; then continue with --resume",
-                    )
-                time.sleep(wait_s)
-                wait_s = min(1.5 * wait_s, _SLOWEST_POLL_S)
-            return json.loads(self._store.get(key))
-        except RuntimeError as error:  # the store is gone: the launcher has ended
-            raise self._lost(error) from error
+            answer = answers.get(timeout=self.timeout_s if within_s is None else within_s)
+        except Empty:
+            self._is_answering = False
+            raise self._lost(RuntimeError("the process that holds the store does not answer")) from None
+        if isinstance(answer, RuntimeError):
+            raise self._lost(answer) from answer
+        return answer
 
     def _live(self) -> threading.Event:
         """Show a pulse from now on, in a thread, until the event is set."""
@@ -241,18 +273,20 @@ class Ranks:
 
     def _end(self) -> None:
         """Let the others know that this rank ends before its time."""
-        with suppress(RuntimeError):
-            if self._store is not None and not self._store.check([_OVER]):
-                self._store.set(_OVER, str(self.rank))
+        store = self._several()
+        with suppress(PeerError):
+            if self._asked(lambda: self._look(_OVER), within_s=_FAREWELL_S) == [None]:
+                self._asked(lambda: store.set(_OVER, str(self.rank)), within_s=_FAREWELL_S)
 
     def _leave(self, *, within_s: float) -> None:
         """Say that this rank has heard all. The first, which may hold the store, waits for the others to say so."""
-        assert self._store is not None, "there are several"
-        with suppress(RuntimeError):
-            self._store.set(f"left/{self.rank}", "")
-            until_s = time.monotonic() + within_s
-            others = [f"left/{rank}" for rank in range(1, self.size)] if self.is_first else []
-            while others and not self._store.check(others) and time.monotonic() < until_s:
+        store, until_s = self._several(), time.monotonic() + within_s
+        others = [f"left/{rank}" for rank in range(1, self.size)] if self.is_first else []
+        with suppress(PeerError):
+            self._asked(lambda: store.set(f"left/{self.rank}", ""), within_s=within_s)
+            while others and time.monotonic() < until_s:
+                if self._asked(lambda: store.check(others), within_s=within_s):
+                    break
                 time.sleep(_POLL_S)
 
 

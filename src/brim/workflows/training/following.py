@@ -138,10 +138,10 @@ def begin_together(ranks: Ranks, session: Session, prepared: Prepared, llm: LLM,
             **{f"the version of {name}": version for name, version in package_versions().items()},
         }
     )
+    ranks.expect_steps_of(step_s)  # whoever ends from here on is missed soon
     for weight in llm.model.parameters():
         if weight.requires_grad:
             ranks.copy_from_first(weight.detach())
-    ranks.expect_steps_of(step_s)
 
 
 @dataclass(frozen=True, slots=True)
