@@ -37,6 +37,11 @@ _TOLD = (
     "behind"
 )
 
+_TOGETHER = (
+    "every rank ends in time and says what it died of or that another one failed; no process and no lock is left; "
+    "resumed by 1, 2 or 4 ranks, each step is there once, on its rows, within 1e-5 of the loss of one process"
+)
+
 CATALOGUE = (
     Fault(
         name="kill",
@@ -67,6 +72,52 @@ CATALOGUE = (
                 fault="loss of power",
                 where="each rename of a run, in the log of its operations",
                 promise="what it shows was synced before, its folder after, and nothing older is deleted before",
+            ),
+        ),
+    ),
+    Fault(
+        name="ranks",
+        rows=(
+            Row(
+                name="ranks-kill",
+                fault="SIGKILL of one of 2 or 4 ranks",
+                where="each pass, sum and message of a run, drawn by chance; the first rank holds the store",
+                promise=_TOGETHER,
+            ),
+            Row(
+                name="ranks-first",
+                fault="SIGKILL of the first of 2 ranks",
+                where="after an operation on the rows, a checkpoint, the model or another file, drawn by chance",
+                promise=_TOGETHER,
+            ),
+            Row(
+                name="ranks-stop",
+                fault="SIGSTOP of one of 2 or 4 ranks",
+                where="each pass, sum and message, drawn by chance",
+                promise=_TOGETHER,
+            ),
+            Row(
+                name="ranks-memory",
+                fault="out of memory on one of 2 or 4 ranks",
+                where="a micro-batch, once, or from then on down to single rows",
+                promise=f"once: replayed, and all goes on; always: all end with a checkpoint; {_TOGETHER}",
+            ),
+            Row(
+                name="ranks-interrupt",
+                fault="SIGINT or SIGTERM to all of 2 or 4 ranks, once or twice",
+                where="each pass, sum and message, drawn by chance",
+                promise=f"exit code 130 (SIGTERM outside of training ends a process at once); {_TOGETHER}",
+            ),
+        ),
+    ),
+    Fault(
+        name="torchrun",
+        rows=(
+            Row(
+                name="torchrun",
+                fault="SIGKILL, SIGSTOP, out of memory, SIGTERM under torchrun",
+                where="the same moments of 2 or 4 ranks, each with an interpreter of its own",
+                promise=_TOGETHER,
             ),
         ),
     ),

@@ -21,14 +21,16 @@ from faults.subject import digests, saved_step
 
 from faults import Settings, Trial
 
-MAY_BE_SKIPPED = {  # where there is no C compiler, or no right to mount
+MAY_BE_SKIPPED = {  # where there is no C compiler, or no right to mount; torchrun takes minutes
     "kill-after", "kill-amid", "kill-again", "kill-anew", "kill-predict", "order", "disk-full", "damage-newest", "damage-both",
-    "damage-manifest", "damage-run", "damage-model",
+    "damage-manifest", "damage-run", "damage-model", "ranks-first", "torchrun",
 }  # fmt: skip
 
 
 # Each trial of the others is made in this process: tests/faults/test_bad_input.py, tests/data/test_bad_rows.py.
-IN_PROCESSES = ("kill", "nonfinite", "disk", "damage", "inputs", "hostile", "token")  # forked from one, slow to start
+IN_PROCESSES = (  # forked from one, slow to start
+    "kill", "ranks", "torchrun", "nonfinite", "disk", "damage", "inputs", "hostile", "token",
+)  # fmt: skip
 
 
 def test_each_fault_is_tried():
