@@ -32,6 +32,14 @@ _LEARNED = (  # choices that decide what is learned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """Hold how much less than this process another one of its run may take; both are to take the same."""
+
+    num_bytes: int
+    reason: str  # which one, and what limits it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     """Hold what a run needs, except for the weights."""
 
@@ -41,6 +49,8 @@ class Session:
     encoder: TextEncoder
     device: torch.device
     num_processes: int = 1  # of the run: they share a CPU's memory, or have a GPU each
+    world_size: int = 1  # processes of the run on all machines
+    shortfall: Shortfall | None = None  # of the one that may take least
 
 
 def open_session(config: Config, *, is_one_of_several: bool = False) -> Session:

@@ -33,7 +33,7 @@ from brim.cli.options import (
     print_result,
     resumable,
 )
-from brim.memory import MOST_MADE_UP, MOST_TOKENS
+from brim.memory import MOST_GPUS, MOST_MADE_UP, MOST_TOKENS
 
 if TYPE_CHECKING:
     from brim.distributed import Place
@@ -61,6 +61,10 @@ def plan(
         ),
     ] = None,
     memory: MemoryOption = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", min=1, max=MOST_GPUS, metavar="N", help="Plan for so many of them, or CPU processes."),
+    ] = None,
     replan: ReplanOption = False,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
@@ -93,6 +97,7 @@ def plan(
             overrides=overrides or [],
             device=device,
             memory_bytes=memory_bytes,
+            gpus=gpus,
             replan=replan,
             say=screen,
         )

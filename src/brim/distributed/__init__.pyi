@@ -13,6 +13,7 @@ from .reduction import (
     Reduction as Reduction,
     ShardedSum as ShardedSum,
     Share as Share,
+    vector_bytes as vector_bytes,
 )
 from .sharding import (
     Box as Box,

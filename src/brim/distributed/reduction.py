@@ -59,6 +59,11 @@ class GradientSum(Protocol):
         """
 
 
+def vector_bytes(ranks: int, *, num_parameters: int) -> int:
+    """Return the bytes of the numbers that travel with the gradients, at most: while a weight may be unreached."""
+    return torch.float64.itemsize * (1 + ranks * len(_FIELDS) + num_parameters)
+
+
 class Reduction:
     """Hold the buckets of these parameters' gradients, and add them up over the ranks.
 

@@ -212,13 +212,19 @@ class Help:
 
 
 def what_helps(
-    config: Config, *, longest: int, rows: int = 1, device: str | None = None, memory_bytes: int | None = None
+    config: Config,
+    *,
+    longest: int,
+    rows: int = 1,
+    device: str | None = None,
+    memory_bytes: int | None = None,
+    world_size: int = 1,
 ) -> tuple[Help, ...]:
     """Suggest changes that lower what micro-batches of `rows` rows of `longest` tokens take, the most helpful first.
 
     With each change the rest stays as it is, and `auto` stands for what takes the least. What the device cannot do is
-    left out. device, memory_bytes: as for `predict_memory`. Raises as it does where the configuration itself cannot be
-    predicted.
+    left out. device, memory_bytes, world_size: as for `predict_memory`. Raises as it does where the configuration
+    itself cannot be predicted.
     """
 
     def total_bytes(changed: Config) -> int:
@@ -229,6 +235,7 @@ def what_helps(
             phase="train",
             device=device,
             memory_bytes=memory_bytes,
+            world_size=world_size,
         )
         return found.total_bytes
 

@@ -6,23 +6,31 @@ When a shape is tried on a device, real rows of about its size stand for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brim.batching import Costs, Shape as MicroBatchShape, Totals, cut_totals
+from brim.batching import ByRows, Costs, Cutter, MicroBatch, Shape as MicroBatchShape, Totals, by_costs, cut_totals
+from brim.distributed import deal
 from brim.memory.devices import Budget
 from brim.planning.costs import BoundBy, Shape
-from brim.planning.plan import Candidate, Way, shape_in_words
+from brim.planning.plan import Candidate, Way, Wire, shape_in_words
 from brim.units import format_bytes, format_count, format_seconds
 
 _MOST_ROUNDS = 3  # the allocator's overhead depends on the shapes, which depend on the cap, which depends on it
 
 
 _NO_CAP = 2**62
+
+
+# Of an epoch, to see how well they can be dealt: some tenths of a second.
+_MOST_STEPS_DEALT = 16
+
+
+_MOST_ROWS_DEALT = 4096  # of these steps together, or one step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +57,69 @@ class Task:
             fixed_rows=self.fixed_rows,
         )
 
+    def dealt(self, totals: Totals, costs: Costs, wire: Wire | None, *, cap_bytes: int) -> tuple[Totals, float | None]:
+        """Return an epoch as the ranks make it, its seconds those of the longest; and the share in which they work.
+
+        A few steps, evenly chosen, are dealt as the run deals them. Where weights are gathered for each micro-batch,
+        ranks wait for each other in each round, and for what is sent beside it. wire: None: of one process.
+        """
+        if wire is None:
+            return totals, None
+        cutter: Cutter = by_costs(costs, cap_bytes=cap_bytes, largest=self.largest)
+        if self.fixed_rows is not None:
+            cutter = ByRows(max_rows=self.fixed_rows)
+        longest_s = mean_s = alone_s = 0.0
+        num_dealt = num_alone = 0
+        for lengths in self._some_steps():
+            alone, dealt = cutter.cut(lengths), deal(cutter, lengths, ranks=wire.num_ranks)
+            passes = [[_seconds_of(each, costs) for each in mine] for mine in dealt]
+            num_dealt, num_alone = num_dealt + sum(map(len, dealt)), num_alone + len(alone)
+            alone_s += sum(_seconds_of(each, costs) for each in alone)
+            mean_s += sum(map(sum, passes)) / wire.num_ranks
+            longest_s += _in_rounds(passes, wire) if wire.round_bytes else max(map(sum, passes))
+        on_ranks = replace(
+            totals,
+            num_micro_batches=round(totals.num_micro_batches * num_dealt / num_alone),
+            seconds=totals.seconds * longest_s / alone_s,
+        )
+        return on_ranks, mean_s / longest_s
+
+    def _some_steps(self) -> Iterator[NDArray[np.int64]]:
+        """Yield the lengths of the rows of a few steps."""
+        size, every = self.effective_batch_size, max(len(self.lengths) // self.effective_batch_size, 1)
+        most = min(every, _MOST_STEPS_DEALT, max(_MOST_ROWS_DEALT // size, 1))
+        for number in np.arange(most) * every // most:
+            yield self.lengths[number * size : (number + 1) * size]
+
     def recut(self, taken: Candidate, before: Costs, now: Costs, *, cap_bytes: int) -> Candidate:
         """Return a candidate that fits, once the device has shown other costs or another cap. before: its costs."""
         assert taken.seconds_per_epoch is not None, "it fits"
         assert taken.total_bytes is not None, "it fits"
-        had, totals = self.epoch(before, cap_bytes=taken.cap_bytes), self.epoch(now, cap_bytes=cap_bytes)
-        more_bytes = totals.widest.peak_bytes - had.widest.peak_bytes
+        had, alone = self.epoch(before, cap_bytes=taken.cap_bytes), self.epoch(now, cap_bytes=cap_bytes)
+        more_bytes = alone.widest.peak_bytes - had.widest.peak_bytes
+        had_s = self.dealt(had, before, taken.wire, cap_bytes=taken.cap_bytes)[0].seconds
+        totals, busy_share = self.dealt(alone, now, taken.wire, cap_bytes=cap_bytes)
+        alone_s = taken.seconds_per_epoch_alone
         return replace(
             taken,
             **_partition_of(totals),
             total_bytes=max(taken.total_bytes + more_bytes, taken.single_row_bytes),
             cap_bytes=cap_bytes,
             cap_binds=self.epoch(now, cap_bytes=_NO_CAP).widest.peak_bytes > cap_bytes,
-            seconds_per_epoch=taken.seconds_per_epoch + totals.seconds - had.seconds,
+            seconds_per_epoch=taken.seconds_per_epoch + totals.seconds - had_s,
+            busy_share=busy_share,
+            seconds_per_epoch_alone=None if alone_s is None else alone_s + alone.seconds - had.seconds,
         )
+
+
+def _seconds_of(part: MicroBatch, costs: Costs) -> float:
+    return float(costs.seconds(part.num_rows, part.padded_length)) if part.seconds is None else part.seconds
+
+
+def _in_rounds(passes: Sequence[Sequence[float]], wire: Wire) -> float:
+    """Return the seconds of rounds in which each rank has one micro-batch, the longest first."""
+    longest_first = sorted((seconds for mine in passes for seconds in mine), reverse=True)
+    return sum(max(seconds, wire.round_s) for seconds in longest_first[:: wire.num_ranks])
 
 
 def _partition_of(totals: Totals) -> dict[str, Any]:
@@ -83,11 +140,12 @@ class WayCosts:
     least_bytes: int  # allocated whatever the rows are: in the optimizer's own step, or while the weights are loaded
     state_bytes: int  # of the optimizer
     saved_bytes: int  # of a checkpoint
-    update_s: float  # of the optimizer's own step
+    update_s: float  # of the optimizer's own step, of all weights
     overhead_bytes: Callable[[Sequence[Shape]], int]  # reserved beyond allocated, after steps of these shapes
     bound_by: Callable[[Sequence[Shape]], BoundBy]
     advice: Callable[[Sequence[Shape]], tuple[str, ...]]  # on what would make it faster
     traced_at: Callable[[int, int], Costs]  # the costs once one more shape, (rows, tokens), has been traced
+    wire: Wire | None = None  # None: of one process
 
 
 def candidate(known: WayCosts, task: Task, budget: Budget) -> Candidate:
@@ -96,7 +154,10 @@ def candidate(known: WayCosts, task: Task, budget: Budget) -> Candidate:
     reason = _misfit(known, task, cap)
     if cap.totals is None or reason is not None:
         return _unfit(known, task, budget, cap, reason or "")
-    totals = cap.totals
+    alone, wire, update_s = cap.totals, known.wire, known.update_s
+    totals, busy_share = task.dealt(alone, known.costs, wire, cap_bytes=cap.num_bytes)
+    if wire is not None:
+        update_s = wire.update_s + update_s / (wire.num_ranks if known.way.is_sharded else 1)
     widest = totals.widest
     total_bytes = max(widest.peak_bytes, known.least_bytes) + budget.limit_bytes - budget.margin_bytes - cap.num_bytes
     return Candidate(
@@ -108,11 +169,14 @@ def candidate(known: WayCosts, task: Task, budget: Budget) -> Candidate:
         cap_bytes=cap.num_bytes,
         cap_binds=cap.binds,
         **_partition_of(totals),
-        seconds_per_epoch=totals.seconds + known.update_s * totals.num_steps,
+        seconds_per_epoch=totals.seconds + update_s * totals.num_steps,
         bound_by=known.bound_by(_shapes(totals)),
         longest_that_fits=task.longest,
         advice=known.advice(_shapes(totals)),
-        update_s=known.update_s,
+        update_s=update_s,
+        wire=wire,
+        busy_share=busy_share,
+        seconds_per_epoch_alone=None if wire is None else alone.seconds + known.update_s * alone.num_steps,
     )
 
 
@@ -180,6 +244,7 @@ def _unfit(known: WayCosts, task: Task, budget: Budget, cap: _Cap, reason: str) 
         way=known.way,
         fits=False,
         reason=reason,
+        wire=known.wire,
         single_row_bytes=_alone_in_all(known, task, budget, alone),
         cap_bytes=cap.num_bytes,
         cap_binds=True,
@@ -230,13 +295,32 @@ WAYS = (
 _WORTH = 0.02  # a later strategy must be faster by this share: times are not known better
 
 
-def ways(*, checkpointing: bool | Literal["auto"], chunked: bool | Literal["auto"]) -> list[Way]:
-    """Return the strategies that the configuration leaves open, best first."""
+def ways(
+    *, checkpointing: bool | Literal["auto"], chunked: bool | Literal["auto"], sharded: Sequence[bool] = (False,)
+) -> list[Way]:
+    """Return the strategies that the configuration leaves open, best first. sharded: as they may be, best first."""
     return [
-        way
+        replace(way, is_sharded=is_sharded)
+        for is_sharded in sharded
         for way in WAYS
         if checkpointing in ("auto", way.gradient_checkpointing) and chunked in ("auto", way.chunked_loss)
     ]
+
+
+def could_gain_by_sharding(known: Sequence[WayCosts], candidates: Sequence[Candidate], task: Task) -> bool:
+    """Return whether sharding could be faster than replicated strategies, known and found, by enough to look at it.
+
+    At best it has the room for any cut, sends nothing, and divides the optimizer's step by the ranks.
+    """
+    fitting = [each.seconds_per_epoch for each in candidates if each.seconds_per_epoch is not None]
+    if not fitting:
+        return True
+    least_s = math.inf
+    for each in known:
+        assert each.wire is not None, "one process has nothing to shard over"
+        totals, _ = task.dealt(task.epoch(each.costs, cap_bytes=_NO_CAP), each.costs, each.wire, cap_bytes=_NO_CAP)
+        least_s = min(least_s, totals.seconds + each.update_s / each.wire.num_ranks * totals.num_steps)
+    return least_s < min(fitting) * (1 - _WORTH)
 
 
 def choose(candidates: Sequence[Candidate], *, has_more: bool = False) -> tuple[Candidate | None, str]:

@@ -174,7 +174,9 @@ def _step(task: Task, chosen: Candidate, costs: Costs, size: int, first_sample: 
     num_cut = min(max(_MOST_ROWS // rows_per_step, 1), num_rows // rows_per_step) * rows_per_step
     rows = (first_sample + np.arange(num_cut)) % num_rows
     window = replace(task, lengths=task.lengths[rows], effective_batch_size=rows_per_step)
-    totals = window.epoch(costs, cap_bytes=chosen.cap_bytes)
+    totals, _ = window.dealt(
+        window.epoch(costs, cap_bytes=chosen.cap_bytes), costs, chosen.wire, cap_bytes=chosen.cap_bytes
+    )
     more_bytes = totals.widest.peak_bytes - int(np.ceil(costs.peak_bytes(*chosen.widest)))
     row_s = totals.seconds / num_cut
     plan = PhasePlan(

@@ -159,10 +159,38 @@ class Way:
 
     gradient_checkpointing: bool
     chunked_loss: bool
+    is_sharded: bool = False  # over the ranks (FSDP); else each rank has the whole model
 
     def __str__(self) -> str:
         loss = "loss in chunks" if self.chunked_loss else "whole logits"
-        return f"{'checkpointing' if self.gradient_checkpointing else 'no checkpointing'}, {loss}"
+        checkpointing = "checkpointing" if self.gradient_checkpointing else "no checkpointing"
+        return f"{'sharded, ' if self.is_sharded else ''}{checkpointing}, {loss}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """Hold what each of several ranks sends the others in a strategy, and how fast."""
+
+    num_ranks: int
+    link: str  # "NVLink"
+    source: str  # of its speed, for people
+    bytes_per_s: float
+    update_bytes: int  # once a step, when all micro-batches are done: sums of gradients
+    round_bytes: int  # beside the passes of each micro-batch: weights gathered, gradients reduced
+
+    @property
+    def update_s(self) -> float:
+        """Return what the sums of a step take."""
+        return self.update_bytes / self.bytes_per_s
+
+    @property
+    def round_s(self) -> float:
+        """Return the least that a micro-batch takes, since what is sent beside its passes takes so long."""
+        return self.round_bytes / self.bytes_per_s
+
+    def bytes_per_step(self, micro_batches: float) -> int:
+        """Return what each rank sends in a step of so many micro-batches of all ranks."""
+        return self.update_bytes + round(self.round_bytes * micro_batches / self.num_ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +213,10 @@ class Candidate:
     too_long: tuple[int, ...] = ()  # positions of the rows that do not fit alone
     longest_that_fits: int | None  # tokens of a row that fits alone; None: no row does
     advice: tuple[str, ...] = ()  # what would make it faster, by what it is bound by
-    update_s: float = 0.0  # of seconds_per_epoch, what the optimizer's own part of a step takes
+    update_s: float = 0.0  # of seconds_per_epoch, what a step takes beside its passes: sums over ranks, the optimizer
+    wire: Wire | None = None  # None: of one process
+    busy_share: float | None = None  # of several ranks: their mean work over the longest, in the passes of a step
+    seconds_per_epoch_alone: float | None = None  # of one of these ranks, if it did all of the same work
 
     @property
     def padding_in_words(self) -> str:
@@ -240,6 +271,7 @@ class TrainingPlan:
     saved_bytes: int = 0  # of a checkpoint: the trained weights and the optimizer's state; 0: not known
     helps: tuple[str, ...] = ()  # where none fits: what would take less, each with its prediction
     too_long: tuple[LongRow, ...] = ()  # where none fits: the rows that are why, in the order of the source
+    strategy_reason: str = ""  # why each of several ranks has the whole model, or a part of it
     total_samples: int = 0  # rows that the run consumes, counted with repetition
     smallest_batch_size: int | None = None  # of its updates; None: in plans of older versions, whose batch stands still
     num_phases: int = 1  # stretches of steps of one size, as far as that is known before
@@ -252,7 +284,7 @@ class TrainingPlan:
         least = f"{self.smallest_batch_size:,} to " if self.batch_moves else ""
         steps = "steps as measured" if self.total_steps is None else format_count(self.total_steps, "step")
         rows = format_count(self.effective_batch_size, "row")
-        head = f"TrainingPlan: {steps}, updates of {least}{rows}, on {self.budget.device}"
+        head = f"TrainingPlan: {steps}, updates of {least}{rows}, on {self.devices_in_words()}"
         if self.chosen is None or self.chosen.total_bytes is None:
             return "\n  ".join([head, f"nothing fits: {self.reason}", *self.helps])
         taken = f"{format_bytes(self.chosen.total_bytes)} of {format_bytes(self.budget.limit_bytes)}"
@@ -278,9 +310,29 @@ class TrainingPlan:
         return self.costs is not None and self.costs.is_packed
 
     @property
+    def num_ranks(self) -> int:
+        """Return how many processes are to train together."""
+        wire = self.candidates[0].wire
+        return 1 if wire is None else wire.num_ranks
+
+    def devices_in_words(self) -> str:
+        """Name the devices: "4 × t4"."""
+        return f"{self.num_ranks} × {self.budget.device}" if self.num_ranks > 1 else self.budget.device
+
+    @property
     def steps_per_epoch(self) -> int:
         """Return the updates in one pass over the rows, of the most rows they have; the last takes what is left."""
         return -(-self.lengths.num_rows // self.effective_batch_size)
+
+    @property
+    def step_seconds(self) -> float:
+        """Return the mean seconds of a step of the most rows; 0 where nothing fits."""
+        return ((self.chosen and self.chosen.seconds_per_epoch) or 0.0) / self.steps_per_epoch
+
+    @property
+    def step_seconds_alone(self) -> float:
+        """Return them for one rank that does all the work, as if it had the memory; 0 for what one process plans."""
+        return ((self.chosen and self.chosen.seconds_per_epoch_alone) or 0.0) / self.steps_per_epoch
 
     @property
     def least_seconds(self) -> float:

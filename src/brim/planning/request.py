@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,12 +18,14 @@ from brim.config import EFFECTIVE, Choice, ways_given, with_effective_rows
 from brim.config.schema import Config, FinetuneTrainer
 from brim.config.text import dotted
 from brim.data.tokens import TokenRows, rows_of_step
+from brim.distributed import vector_bytes
 from brim.errors import ConfigError
 from brim.infer.engines import MemoryRoom, StaticEngine, generation_settings
 from brim.memory import ConfigWorkload, tracing
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.cuda import CudaTarget
-from brim.memory.devices import Budget, Device, budget_of, device_at_hand, enforce
+from brim.memory.devices import Budget, Device, budget_of, device_at_hand, enforce, link_between
+from brim.memory.fsdp import Sharding
 from brim.models import read_architecture
 from brim.models.folders import ModelFolder
 from brim.models.kernels import execution_choices
@@ -31,8 +33,8 @@ from brim.notes import Say
 from brim.planning.candidates import Task
 from brim.planning.costs import Calibrations, Correction, TracedWorkload, Traces, versions
 from brim.planning.phases import faults, larger_than_an_epoch, last_step, phase_costs, steps_between, stretches_of
-from brim.planning.plan import PhasePlan, TrainingPlan, Way
-from brim.session import Session
+from brim.planning.plan import PhasePlan, TrainingPlan, Way, Wire
+from brim.session import Session, Shortfall
 from brim.storage import cache_folder, source_digest
 from brim.train import LearningRate, RunLength
 from brim.units import format_count, format_seconds
@@ -54,6 +56,20 @@ NOT_TRACED = f"by an upper bound, not traced: tracing pays from {format_seconds(
 _TENTHS = 10  # predictions take all tokens for supervised, so runs are compared where about as many are
 
 
+STRATEGY_KEY = "backend.trainer.strategy"
+
+
+def strategy_asked(config: Config) -> str | None:
+    """Return backend.trainer.strategy: auto, ddp or fsdp; None where the configuration has no such key."""
+    asked: str | None = getattr(getattr(config.backend, "trainer", None), "strategy", None)
+    return asked
+
+
+def workers_asked(config: Config) -> int:
+    """Return backend.trainer.num_workers; one where it is open."""
+    return getattr(getattr(config.backend, "trainer", None), "num_workers", None) or 1
+
+
 RequestT = TypeVar("RequestT", bound="Request")
 
 
@@ -67,6 +83,8 @@ class Request:
     device: Device
     is_at_hand: bool  # the work will take place on this very device
     held_bytes: int = 0  # of the weights, where they are loaded already
+    ranks: int = 1  # that do it together, each on such a device
+    shortfall: Shortfall | None = None  # of the one that may take least
 
     @staticmethod
     def at_hand(session: Session) -> dict[str, Any]:
@@ -76,6 +94,8 @@ class Request:
             "architecture": read_architecture(session.folder, trust_remote_code=session.config.trust_remote_code),
             "device": device_at_hand(session.device).among(session.num_processes),
             "is_at_hand": True,
+            "ranks": session.world_size,
+            "shortfall": session.shortfall,
         }
 
     @property
@@ -101,6 +121,7 @@ class Request:
             "base": self.folder.config,
             "settings": self.config.model_dump(mode="json", include=_SECTIONS),
             "versions": versions(),
+            **({"ranks": self.ranks} if self.ranks > 1 else {}),
             **self.own_facts,
         }
 
@@ -127,6 +148,7 @@ class Request:
             is_at_hand=self.is_at_hand,
             held_bytes=self.held_bytes,
             trains=self.trains,
+            shortfall=self.shortfall,
         )
 
     def keep_to(self, budget: Budget) -> None:
@@ -151,9 +173,14 @@ class Request:
 
     @contextmanager
     def traces(
-        self, make: Callable[[ConfigWorkload], TracedWorkload], *, config: Config | None = None, is_kept: bool = True
+        self,
+        make: Callable[[ConfigWorkload], TracedWorkload],
+        *,
+        config: Config | None = None,
+        is_kept: bool = True,
+        sharding: Sharding | None = None,
     ) -> Iterator[Traces]:
-        """Yield the traces of a workload. config: None: the request's. is_kept: on disk.
+        """Yield the traces of a workload. config: None: the request's. is_kept: on disk. sharding: of the weights.
 
         Raises UntraceableError for an architecture that cannot be traced.
         """
@@ -164,6 +191,7 @@ class Request:
                 self.device,
                 settings=AllocatorSettings.from_environment(os.environ),
                 folder=cache_folder() if is_kept else None,
+                sharding=sharding,
             )
 
 
@@ -189,6 +217,32 @@ class PlanRequest(Request):
     def is_bounded_by_memory(self) -> bool:
         """Return whether the sizes that it asks for depend on how many rows fit together."""
         return self.is_sized_by_memory or (self.trainer.batch_increase_function is not None and not self.has_begun)
+
+    @property
+    def sharded(self) -> Sequence[bool]:
+        """Return whether the weights may be sharded over the ranks, the preferred answer first."""
+        asked = strategy_asked(self.config)
+        if self.ranks == 1 or asked == "ddp":
+            return (False,)
+        return (True,) if asked == "fsdp" else (False, True)
+
+    def wire(self, summed_bytes: int, *, is_sharded: bool) -> Wire | None:
+        """Return what ranks send each other; None where there is one process. summed_bytes: see TrainingSteps.
+
+        A ring carries (N - 1) / N of what is gathered or reduced past each rank, and a sum is both.
+        """
+        if self.ranks == 1:
+            return None
+        link, share = link_between(self.device), (self.ranks - 1) / self.ranks
+        vector = vector_bytes(self.ranks, num_parameters=0)
+        return Wire(
+            num_ranks=self.ranks,
+            link=link.name,
+            source=link.source,
+            bytes_per_s=link.bytes_per_s,
+            update_bytes=round(2 * share * (vector + (0 if is_sharded else summed_bytes))),
+            round_bytes=round(share * summed_bytes) if is_sharded else 0,
+        )
 
     @cached_property
     def order(self) -> NDArray[np.int64]:

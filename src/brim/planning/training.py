@@ -17,16 +17,24 @@ import numpy as np
 from brim.batching import Costs
 from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer
-from brim.memory import what_helps
+from brim.memory import MOST_GPUS, predict_memory, what_helps
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.devices import Budget, cpu_device, devices
+from brim.memory.fsdp import Sharding
 from brim.models.folders import open_adapter
 from brim.notes import Say, status
-from brim.planning.candidates import WayCosts, candidate, choose, verified_strategy, ways
+from brim.planning.candidates import (
+    WayCosts,
+    candidate,
+    choose,
+    could_gain_by_sharding,
+    verified_strategy,
+    ways,
+)
 from brim.planning.costs import Correction, Shape, TrainingSteps, seconds_of
 from brim.planning.plan import Candidate, LongRow, TrainingPlan, Way, summarize_lengths
 from brim.planning.plan_cache import PlanCache, plan_facts
-from brim.planning.request import PlanRequest
+from brim.planning.request import STRATEGY_KEY, PlanRequest, strategy_asked
 from brim.units import format_bytes, format_count
 
 _FIRST_ROWS = 64
@@ -112,6 +120,8 @@ def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, e
     length = request.length
     facts |= {"sizes": length.sizes, "course": length.course(), "notes": list(request.phase_notes())}
     facts |= {"every_way": every_way}
+    if request.ranks > 1:
+        facts |= {"ranks": request.ranks, "sharded": list(request.sharded)}
     if not request.device.is_cpu:
         facts |= {"allocator": str(AllocatorSettings.from_environment(os.environ))}
     return PlanCache({**facts, "scale": correction.scale} if every_way else facts, budget)
@@ -147,11 +157,17 @@ def _made(
     known: list[WayCosts] = []
     candidates: list[Candidate] = []
     trainer = request.trainer
-    open_ways = ways(checkpointing=trainer.enable_gradient_checkpointing, chunked=trainer.chunked_loss)
+    open_ways = ways(
+        checkpointing=trainer.enable_gradient_checkpointing, chunked=trainer.chunked_loss, sharded=request.sharded
+    )
     num_open, has_more = len(open_ways), False
     for way in open_ways:
         if way in (each.way for each in known):
             continue
+        is_first_sharded = way.is_sharded and bool(candidates) and not candidates[-1].way.is_sharded
+        if is_first_sharded and not could_gain_by_sharding(known, candidates, request.task):
+            has_more = True
+            break
         say(status(f"planning: {way}"))
         costs = traced(request, way, budget, correction, is_kept=is_kept, say=say)
         if costs.way in (each.way for each in known):
@@ -180,9 +196,10 @@ def traced(
 
     Raises UntraceableError for an architecture that cannot be traced.
     """
-    task, scale = request.task, correction.scale
-    steps = partial(TrainingSteps, is_single=task.effective_batch_size == 1)
-    with request.traces(steps, config=request.config_of(way), is_kept=is_kept) as traces:
+    task, scale, ranks = request.task, correction.scale, request.ranks
+    steps = partial(TrainingSteps, is_single=task.effective_batch_size == 1, ranks=ranks)
+    sharding = Sharding(world_size=ranks) if way.is_sharded else None
+    with request.traces(steps, config=request.config_of(way), is_kept=is_kept, sharding=sharding) as traces:
         basics = traces.basics
         peak = traces.peak_surface(
             task.lengths,
@@ -231,6 +248,7 @@ def traced(
         bound_by=lambda of: time.parts(of).bound_by,
         advice=time.advice,
         traced_at=traced_at,
+        wire=request.wire(basics["summed"], is_sharded=way.is_sharded),
     )
 
 
@@ -254,6 +272,7 @@ def _plan(
         chosen=chosen,
         reason=reason,
         costs=None if taken is None else taken.costs,
+        strategy_reason=_why_held(request, candidates, chosen),
         seconds=None,
         advice=_advice(request, chosen, correction),
         from_cache=False,
@@ -263,6 +282,23 @@ def _plan(
         too_long=() if chosen is not None else _too_long(request, candidates, known),
     )
     return request.with_phases(plan)
+
+
+def _why_held(request: PlanRequest, candidates: Sequence[Candidate], chosen: Candidate | None) -> str:
+    """Say why each of several ranks has the whole model, or a part of it; empty for one process."""
+    if request.ranks == 1 or chosen is None:
+        return ""
+    if len(request.sharded) == 1:
+        return STRATEGY_KEY
+    if not chosen.way.is_sharded:
+        fits = f"the whole model fits on each of {request.ranks} ranks"
+        is_faster = any(each.fits and each.way.is_sharded for each in candidates)
+        return f"{fits} and is faster than sharded" if is_faster else f"{fits}, and sharding would not be faster"
+    replicated = [each for each in candidates if not each.way.is_sharded]
+    if any(each.fits for each in replicated):
+        return "it is faster than the whole model on each rank"
+    least = min(replicated, key=lambda each: each.single_row_bytes)
+    return f"the whole model does not fit on each rank: {least.way}: {least.reason}"
 
 
 def _advice(request: PlanRequest, chosen: Candidate | None, correction: Correction) -> tuple[str, ...]:
@@ -280,15 +316,17 @@ def _helps(
     device, task = request.device, request.task
     is_named = not request.is_at_hand or device.is_cpu
     is_known = is_named and any(device.name == each.name for each in (*devices(), cpu_device()))
-    found = what_helps(
-        request.config,
-        rows=task.fixed_rows or 1,
-        longest=task.longest,
-        device=device.name if is_known else None,
-        memory_bytes=device.memory_bytes if is_named and not is_known else None,
-    )
+    where: dict[str, Any] = {
+        "device": device.name if is_known else None,
+        "memory_bytes": device.memory_bytes if is_named and not is_known else None,
+    }
+    world_size = request.ranks if True in request.sharded else 1
+    found = what_helps(request.config, rows=task.fixed_rows or 1, longest=task.longest, world_size=world_size, **where)
     room_bytes = budget.limit_bytes - budget.margin_bytes
     enough = [str(each) for each in found if each.total_bytes <= room_bytes]
+    if request.ranks > 1:
+        leanest = min(candidates, key=lambda each: each.single_row_bytes).way
+        enough += _sharded_further(request, leanest, room_bytes, beyond=world_size, **where)
     if task.fixed_rows is not None:
         by_length = [candidate(way, replace(task, fixed_rows=None), budget) for way in known]
         least = min((each.total_bytes for each in by_length if each.total_bytes is not None), default=None)
@@ -302,6 +340,33 @@ def _helps(
         each.not_enough(room_bytes) for each in found if task.fixed_rows is not None or each.total_bytes < now_bytes
     )
     return tuple(enough) or (*less, "a smaller model: `brim memory --compare` shows what each strategy takes")
+
+
+_TIMES_MORE = (1, 2, 4, 8)  # as many ranks are looked at
+
+
+def _sharded_further(
+    request: PlanRequest, leanest: Way, room_bytes: int, *, beyond: int, **where: Any
+) -> Iterator[str]:
+    """Yield over how many ranks the longest row would fit, sharded, where it is over any of those looked at.
+
+    beyond: ranks that were looked at already. where: the device, as `predict_memory` takes it.
+    """
+    for ranks in (times * request.ranks for times in _TIMES_MORE):
+        if not beyond < ranks <= MOST_GPUS:
+            continue
+        found = predict_memory(
+            request.config_of(leanest),
+            phase="train",
+            batch_size=request.task.fixed_rows or 1,
+            sequence_length=request.task.longest,
+            world_size=ranks,
+            **where,
+        )
+        if found.total_bytes <= room_bytes:
+            keys = f"backend: {{trainer: {{strategy: auto, num_workers: {ranks}}}}}"
+            yield f"the model sharded over {ranks} ranks ({format_bytes(found.total_bytes)} each): {keys}"
+            return
 
 
 def _too_long(request: PlanRequest, candidates: Sequence[Candidate], known: Sequence[WayCosts]) -> tuple[LongRow, ...]:
@@ -329,6 +394,8 @@ def _choices(request: PlanRequest, plan: TrainingPlan) -> Iterator[Choice]:
         if chosen is not None:
             value, why = chosen.way.gradient_checkpointing, plan.reason
         yield Choice(key="trainer.enable_gradient_checkpointing", value=value, reason=why)
+    if request.ranks > 1 and chosen is not None and strategy_asked(request.config) == "auto":
+        yield Choice(key=STRATEGY_KEY, value="fsdp" if chosen.way.is_sharded else "ddp", reason=plan.strategy_reason)
     has_chunks = any(each.way.chunked_loss for each in plan.candidates)
     if trainer.chunked_loss == "auto" and has_chunks and chosen is not None and not chosen.way.chunked_loss:
         yield Choice(key="trainer.chunked_loss", value=False, reason=plan.reason)

@@ -10,7 +10,15 @@ from collections.abc import Collection, Iterator
 from brim.errors import Problem
 from brim.memory.devices import Budget
 from brim.notes import Note, planned, warning
-from brim.planning.plan import ForwardPlan, GenerationPlan, TrainingPlan, Unplanned, shape_in_words
+from brim.planning.plan import (
+    Candidate,
+    ForwardPlan,
+    GenerationPlan,
+    TrainingPlan,
+    Unplanned,
+    Wire,
+    shape_in_words,
+)
 from brim.units import format_bytes, format_count, format_seconds
 
 
@@ -72,7 +80,8 @@ def scoring_lines(plan: ForwardPlan | Unplanned, *, doing: str, is_part: bool) -
 def training_words(plan: TrainingPlan) -> dict[str, str]:
     """Return a plan's figures in words: batch, budget, time, and `schedule` where the batch moves.
 
-    batch: the rows of an update: "32 rows", or "8 to 512 rows" where that moves; seconds: of a run that fits.
+    batch: the rows of an update: "32 rows", or "8 to 512 rows" where that moves; seconds: of a run that fits. ranks: of
+    several, what each holds and sends.
     """
     seconds = _seconds_in_words(plan)
     time = _steps_in_words(plan)
@@ -80,6 +89,8 @@ def training_words(plan: TrainingPlan) -> dict[str, str]:
         bound = "" if plan.chosen.bound_by is None else f", bound by {plan.chosen.bound_by}"
         time += f", {seconds} without evaluation ({plan.chosen.time_source}{bound})"
     words = {"batch": _batch_in_words(plan), "budget": _budget_in_words(plan.budget), "time": time, "seconds": seconds}
+    if plan.chosen is not None and plan.chosen.wire is not None:
+        words["ranks"] = _ranks_in_words(plan, plan.chosen, plan.chosen.wire)
     if plan.batch_moves:
         words["schedule"] = _schedule_in_words(plan)
     return words
@@ -130,13 +141,43 @@ def _facts(plan: TrainingPlan) -> Iterator[Note]:
     rows, tokens = chosen.widest
     number = f"{chosen.micro_batches_per_step:.1f}".removesuffix(".0")
     micro_batches = "micro-batch" if number == "1" else "micro-batches"
-    cut = f"{words.get('schedule', 'updates of ' + words['batch'])}, each in {number} {micro_batches}"
-    cut += f" of up to {shape_in_words(rows, tokens, is_packed=plan.is_packed)}"
-    yield planned("batch", f"{cut}, {chosen.padding_in_words} padding{source}", short=cut)
+    widest = f" of up to {shape_in_words(rows, tokens, is_packed=plan.is_packed)}"
+    updates = words.get("schedule", f"updates of {words['batch']}")
+    a_rank = ""
+    if chosen.wire is None:
+        cut = short = f"{updates}, each in {number} {micro_batches}{widest}"
+    else:
+        dealt = f" on {plan.num_ranks} ranks, {chosen.busy_share or 0.0:.0%} busy"
+        cut, short = (f"{updates}, {number} {micro_batches}{of}{dealt}" for of in (widest, ""))
+        a_rank = " a rank"
+    yield planned("batch", f"{cut}, {chosen.padding_in_words} padding{source}", short=short)
     peak = format_bytes(chosen.total_bytes or 0)
-    short = f"{peak} of {format_bytes(plan.budget.limit_bytes)}; {chosen.way}"
-    yield planned("memory", f"{peak} of {_limit_in_words(plan.budget)}; {chosen.way}", short=short)
+    short = f"{peak} of {format_bytes(plan.budget.limit_bytes)}{a_rank}; {chosen.way}"
+    yield planned("memory", f"{peak} of {_limit_in_words(plan.budget)}{a_rank}; {chosen.way}", short=short)
+    if chosen.wire is not None:
+        short = f"{plan.num_ranks} {_held(chosen)}, {_sent(chosen, chosen.wire)} by {chosen.wire.link}; "
+        short += f"{format_seconds(plan.step_seconds)} a step, on one {format_seconds(plan.step_seconds_alone)}"
+        yield planned("ranks", words["ranks"], short=short)
     yield planned("time", words["time"], short=f"{_steps_in_words(plan)}, {words['seconds']}")
+
+
+def _held(chosen: Candidate) -> str:
+    return "sharded" if chosen.way.is_sharded else "replicated"
+
+
+def _sent(chosen: Candidate, wire: Wire) -> str:
+    return f"{format_bytes(wire.bytes_per_step(chosen.micro_batches_per_step or 0.0))} a step"
+
+
+def _ranks_in_words(plan: TrainingPlan, chosen: Candidate, wire: Wire) -> str:
+    seconds = wire.update_s + wire.round_s * (chosen.micro_batches_per_step or 0.0) / wire.num_ranks
+    hidden = ", as far as it can beside the passes" if chosen.way.is_sharded else ""
+    sent = f"{_sent(chosen, wire)}, {format_seconds(seconds)} by {wire.link} at {wire.bytes_per_s / 1e9:.3g} GB/s"
+    return (
+        f"{wire.num_ranks} {_held(chosen)} ({plan.strategy_reason}); each sends {sent} ({wire.source}, within a "
+        f"machine){hidden}; a step takes {format_seconds(plan.step_seconds)}, on one rank "
+        f"{format_seconds(plan.step_seconds_alone)}"
+    )
 
 
 def _limit_in_words(budget: Budget) -> str:

@@ -87,7 +87,7 @@ _PLAN_LEGEND = "widest: {}; GiB: needed in all; cuts: micro-batches a step"
 
 
 def _training_table(plan: TrainingPlan, *, title: str) -> RenderableType:
-    heading = f"{title}: train, updates of {training_words(plan)['batch']}, on {plan.budget.device}"
+    heading = f"{title}: train, updates of {training_words(plan)['batch']}, on {plan.devices_in_words()}"
     parts: list[RenderableType] = [
         Text(heading, style="bold"),
         Text(),
@@ -118,6 +118,9 @@ def plan_facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     else:
         yield "taken", str(plan.chosen.way)
         yield "why", plan.reason
+        if "ranks" in words:
+            yield "ranks", words["ranks"]
+            yield "busy", f"{plan.chosen.busy_share or 0.0:.0%} of the passes' time, by how micro-batches are dealt"
         yield "time", words["time"]
     if "schedule" in words:
         yield "schedule", words["schedule"]
@@ -166,11 +169,15 @@ def _lengths(lengths: LengthSummary) -> Iterator[RenderableType]:
 
 def _candidates(plan: TrainingPlan) -> Table:
     names = ("checkpointing", "loss", "widest", "GiB", "padding", "cuts", "a step", "an epoch")
-    table = _table(*names, left=names[:2])
+    held = ["weights"] if plan.num_ranks > 1 else []
+    table = _table(*held, *names, left=(*held, *names[:2]))
     for each in plan.candidates:
         is_chosen = each == plan.chosen
+        where = ["sharded" if each.way.is_sharded else "on each"] if held else []
+        first, *others = (*where, "on" if each.way.gradient_checkpointing else "off")
         table.add_row(
-            f"{_CHOSEN if is_chosen else ' '} {'on' if each.way.gradient_checkpointing else 'off'}",
+            f"{_CHOSEN if is_chosen else ' '} {first}",
+            *others,
             "chunks" if each.way.chunked_loss else "whole",
             *_figures(plan, each),
             style="bold" if is_chosen else None if each.fits else "dim",

@@ -16,3 +16,4 @@ from .device import (
     devices as devices,
     find_device as find_device,
 )
+from .links import Link as Link, link_between as link_between

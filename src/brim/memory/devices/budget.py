@@ -16,21 +16,31 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from brim.config.schema import MemoryConfig
 from brim.errors import ConfigError, Problem
 from brim.memory.devices.device import PACKING_BYTES, Device
 from brim.units import format_bytes, parse_bytes
 
+if TYPE_CHECKING:
+    from brim.session import Shortfall
+
 
 def budget_of(
-    memory: MemoryConfig, device: Device, *, is_at_hand: bool, held_bytes: int = 0, trains: bool = True
+    memory: MemoryConfig,
+    device: Device,
+    *,
+    is_at_hand: bool,
+    held_bytes: int = 0,
+    trains: bool = True,
+    shortfall: Shortfall | None = None,
 ) -> Budget:
     """Decide the budget of a run on a device.
 
     memory: the configuration's section. is_at_hand: the run takes place on this device, and what is free counts.
     held_bytes: tensors that exist already and are part of what is planned; on a CPU they do not count as outside.
-    trains: whether there will be a backward pass, whose threads take address space.
+    trains: whether there will be a backward pass, whose threads take address space. shortfall: of another process.
 
     Raises ConfigError where the device is smaller than the budget, and where nothing would be left for the model.
     """
@@ -44,7 +54,11 @@ def budget_of(
     has = f"{device.title} has {format_bytes(device.memory_bytes)}"
     limits.append(Limit(num_bytes=device.memory_bytes // device.num_processes, reason=has + _shared(device)))
     margin = cpu_margin(returns_at_once=returns_at_once(os.environ)) if device.is_cpu else cuda_margin()
-    return decide(memory, device, limits=limits, outside_bytes=outside_bytes, margin=margin)
+    decided = decide(memory, device, limits=limits, outside_bytes=outside_bytes, margin=margin)
+    if shortfall is None:
+        return decided
+    limits = [Limit(num_bytes=decided.limit_bytes - shortfall.num_bytes, reason=shortfall.reason)]
+    return decide(MemoryConfig(margin=memory.margin), device, limits=limits, outside_bytes=outside_bytes, margin=margin)
 
 
 def enforce(budget: Budget, device: Device) -> None:

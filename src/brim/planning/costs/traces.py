@@ -27,6 +27,7 @@ from brim.memory import ConfigWorkload
 from brim.memory.allocator import AllocatorSettings, CachingAllocator, SimulatedOutOfMemory, replay
 from brim.memory.devices import Device, DeviceSpeed, device_speed
 from brim.memory.events import EventStream, Work, WorkCount, WorkPlace
+from brim.memory.fsdp import Sharding, shard
 from brim.memory.trace import Recording, with_workspaces
 from brim.planning.costs.sampling import Shape, region, round_length, sampled, short_length, through
 from brim.planning.costs.time import TimeEstimate, shapes_to_count
@@ -36,6 +37,9 @@ Key: TypeAlias = tuple[int, ...]  # a shape: rows and tokens, or a CacheShape's 
 
 
 _KIND = "traces"
+
+
+CudaStreams: TypeAlias = Sequence[int] | None  # that each storage is allocated on; None: all on one
 
 
 _KEPT_RECORDINGS = 16  # of about 10 MB each for a model of 32 layers
@@ -82,7 +86,7 @@ class Traces:
 
     Bytes are those that PyTorch has allocated. Each row is as long as the others and supervised throughout, which is
     the most that a shape can take. settings: of the allocator; None: PyTorch's defaults. folder: of the cache; None
-    keeps nothing on disk.
+    keeps nothing on disk. sharding: of weights and state, of which the device is then one rank's; None: all is there.
     """
 
     def __init__(
@@ -92,8 +96,10 @@ class Traces:
         *,
         settings: AllocatorSettings | None = None,
         folder: Path | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
         self.workload, self.device, self.settings = workload, device, settings or AllocatorSettings()
+        self.sharding = sharding
         self.num_traced = 0
         self.asked: set[Key] = set()  # what else is known is of other plans, and must not change this one
         self._recordings: dict[Key, Recording] = {}
@@ -102,7 +108,7 @@ class Traces:
             "device": (device.capability, device.memory_bytes),
             "rounding": self.settings.roundup_power2_divisions,
         }
-        facts = {**workload.facts, **(dict.fromkeys(of_gpu) if device.is_cpu else of_gpu)}
+        facts = {**workload.facts, **(dict.fromkeys(of_gpu) if device.is_cpu else of_gpu), "sharding": str(sharding)}
         self._name = digest({"facts": facts, "versions": versions()})
         self._known = self._read()
 
@@ -192,12 +198,18 @@ class Traces:
     def on_device(self, stream: EventStream, recording: Recording) -> EventStream:
         """Return the stream with what only a GPU does: weights that arrive one by one, cuBLAS' workspaces.
 
-        recording: the one of which the stream was composed first.
+        recording: the one of which the stream was composed first. Where weights are sharded, the stream is a rank's.
         """
-        if self.device.is_cpu:
-            return stream
-        stream = self.workload.config.with_loading(stream, recording, device_bytes=self.device.memory_bytes)
-        return with_workspaces(stream, self.device.cublas_workspace_bytes)
+        return self._of_rank(stream, recording)[0]
+
+    def _of_rank(self, stream: EventStream, recording: Recording) -> tuple[EventStream, CudaStreams]:
+        if not self.device.is_cpu:
+            stream = self.workload.config.with_loading(stream, recording, device_bytes=self.device.memory_bytes)
+            stream = with_workspaces(stream, self.device.cublas_workspace_bytes)
+        if self.sharding is None:
+            return stream, None
+        found = shard(stream, recording.weights, self.sharding)
+        return found.stream, found.cuda_streams
 
     def live_bytes(self, stream: EventStream) -> NDArray[np.int64]:
         """Return what is allocated after each event, blocks in the sizes that the allocator rounds them to."""
@@ -226,9 +238,9 @@ class Traces:
         name = " ".join("x".join(map(str, shape)) for shape in shapes) + f" {self.settings}"
         known = self._known.overheads_bytes
         if name not in known:
-            stream = self.on_device(self.workload.job(self, shapes), self.recording(shapes[0]))
+            stream, streams = self._of_rank(self.workload.job(self, shapes), self.recording(shapes[0]))
             peak_bytes = int(self.live_bytes(stream).max())
-            known[name] = least_capacity(stream, self.settings, peak_bytes=peak_bytes) - peak_bytes
+            known[name] = least_capacity(stream, self.settings, peak_bytes=peak_bytes, streams=streams) - peak_bytes
             self.save()
         return known[name]
 
@@ -264,30 +276,32 @@ _DEVICE_BYTES = 2**44  # expandable segments reserve address space by it
 _GRAIN = 2 ** (1 / 8)  # padded tokens are rounded up to its powers, so that like plans meet the same shapes
 
 
-def least_capacity(stream: EventStream, settings: AllocatorSettings, *, peak_bytes: int) -> int:
+def least_capacity(
+    stream: EventStream, settings: AllocatorSettings, *, peak_bytes: int, streams: CudaStreams = None
+) -> int:
     """Return the bytes with which the allocator gets through the stream, as with all larger ones that were tried.
 
-    peak_bytes: allocated at the stream's peak.
+    peak_bytes: allocated at the stream's peak. streams: see CudaStreams.
     """
     settings = replace(settings, per_process_memory_fraction=1.0)
     alone = CachingAllocator(settings=settings, device_bytes=_DEVICE_BYTES)
-    replay(stream, alone)
+    replay(stream, alone, cuda_streams=streams)
     tried = [round(share * peak_bytes) for share in _SHARES if share * peak_bytes < alone.peak_reserved_bytes]
     enough = alone.peak_reserved_bytes
     low, high = 0, len(tried)  # all from `high` on are enough
     while low < high:
         middle = (low + high) // 2
-        if _gets_through(stream, settings, tried[middle]):
+        if _gets_through(stream, settings, tried[middle], streams):
             enough, high = tried[middle], middle
         else:
             low = middle + 1
     return max(enough, peak_bytes)
 
 
-def _gets_through(stream: EventStream, settings: AllocatorSettings, capacity_bytes: int) -> bool:
+def _gets_through(stream: EventStream, settings: AllocatorSettings, capacity_bytes: int, streams: CudaStreams) -> bool:
     allocator = CachingAllocator(settings=settings, capacity_bytes=capacity_bytes, device_bytes=capacity_bytes)
     try:
-        replay(stream, allocator)
+        replay(stream, allocator, cuda_streams=streams)
     except SimulatedOutOfMemory:
         return False
     return True

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brim.batching import Costs
+from brim.distributed import vector_bytes
 from brim.infer.engines import CacheShape
 from brim.memory import ConfigWorkload
 from brim.memory.devices import DeviceSpeed
@@ -42,6 +43,9 @@ _SMALLEST = (1, LEAST_TOKENS)
 _OF_PASS = ("peak", "pass")
 
 
+_OF_MEMORY = ("static", "state", "saved", "unrecorded", "first_update", "update", "load", "chunk_positions", "summed")
+
+
 _OF_GENERATION = ("loaded", "load_peak", "held", "prefill", "step", "prefill", "step")
 
 
@@ -49,27 +53,29 @@ class TrainingSteps:
     """Trace micro-batches of a training step, beside weights, gradients and the optimizer's state.
 
     config: its trainer's gradient checkpointing and chunked loss are set. is_single: every step is one micro-batch, so
-    that none begins beside gradients.
+    that none begins beside gradients. ranks: that add up their gradients, in buckets that stand from the step's
+    beginning, so that each micro-batch begins beside gradients (see distributed.Reduction).
 
     What is there whatever the shape: static: bytes before a micro-batch (weights, optimizer state, gradients if steps
     have several, workspaces); state: the optimizer's part of them; saved: of a checkpoint, that and the weights that
     train; unrecorded: the part that a micro-batch's own trace does not know; first_update, update: the peak of the
     optimizer's first step, in which its state is born, and of later ones; load: the peak while the weights are loaded;
-    chunk_positions: of a full chunk of the loss, 0 where all logits are there at once.
+    chunk_positions: of a full chunk of the loss, 0 where all logits are there at once; summed: bytes of all gradients,
+    or those that a micro-batch gathers and reduces where weights are sharded.
     """
 
     names: tuple[Names, Names] = (
-        ("static", "state", "saved", "unrecorded", "first_update", "update", "load", "chunk_positions", "update"),
+        (*_OF_MEMORY, "update"),
         _OF_PASS,
     )
 
-    def __init__(self, config: ConfigWorkload, *, is_single: bool = False) -> None:
+    def __init__(self, config: ConfigWorkload, *, is_single: bool = False, ranks: int = 1) -> None:
         traced = config.training()
         assert traced.training is not None
-        accumulates = traced.training.accumulates and not is_single
-        self.config = config
+        accumulates = (traced.training.accumulates and not is_single) or ranks > 1
+        self.config, self._ranks = config, ranks
         self.micro_batches = 2 if accumulates else 1
-        self.facts: Mapping[str, object] = {**config.facts, "micro_batches": self.micro_batches}
+        self.facts: Mapping[str, object] = {**config.facts, "micro_batches": self.micro_batches, "ranks": ranks}
         self.traced = replace(traced, training=replace(traced.training, accumulates=accumulates))
         self._optimizer: OptimizerRecording | None = None
 
@@ -84,10 +90,20 @@ class TrainingSteps:
         if not shape:
             return self._basics(traces)
         recording = traces.recording(shape)
-        last = _last_part(recording)
-        events = slice(recording.parts["first"][0], recording.parts[last][1])
-        peak_bytes = int(traces.live_bytes(recording.stream)[events].max())
+        last, stream = _last_part(recording), recording.stream
+        if traces.sharding is None:
+            events = slice(recording.parts["first"][0], recording.parts[last][1])
+        else:
+            stream, parts = self._two_steps(traces, recording)
+            events = slice(parts["step 2, micro-batch 1"].start, parts["step 2, micro-batch 2"].stop)
+        peak_bytes = int(traces.live_bytes(stream)[events].max())
         return Found({"peak": peak_bytes}, {"pass": recording.work[last]})
+
+    def _two_steps(self, traces: Traces, recording: Recording) -> tuple[EventStream, dict[str, slice]]:
+        """Return two steps of equal micro-batches on the device, and the events of each part."""
+        stream = compose_steps([[recording] * self.micro_batches] * 2, self.optimizer(traces))
+        stream = traces.on_device(stream, recording)
+        return stream, {label: slice(start, end) for (start, label), (end, _) in pairwise(stream.marks)}
 
     def optimizer(self, traces: Traces) -> OptimizerRecording:
         """Return the recording of the optimizer's step."""
@@ -108,28 +124,35 @@ class TrainingSteps:
 
     def _basics(self, traces: Traces) -> Found:
         recording, optimizer = traces.recording(_SMALLEST), self.optimizer(traces)
-        stream = compose_steps([[recording] * self.micro_batches] * 2, optimizer)
-        stream = traces.on_device(stream, recording)
+        stream, parts = self._two_steps(traces, recording)
         live = traces.live_bytes(stream)
-        parts = {label: slice(start, end) for (start, label), (end, _) in pairwise(stream.marks)}
-        last = "step 2, micro-batch 2" if self.micro_batches > 1 else "step 2"
-        static_bytes = int(live[parts[last].start - 1])
-        recorded = traces.live_bytes(recording.stream)[recording.parts[_last_part(recording)][0] - 1]
-        unrecorded_bytes = static_bytes - int(recorded)
-        state_bytes = unrecorded_bytes - _workspace_bytes(stream)
+        last = ", micro-batch 2" if self.micro_batches > 1 else ""
         trained = [(each, math.prod(each.shape)) for each in recording.trained]
-        weight_bytes = sum(size * each.dtype.itemsize for each, size in trained)
+        weight_bytes = summed_bytes = sum(size * each.dtype.itemsize for each, size in trained)
         # Pages are the machine's memory, and no part of the plan's; a checkpoint has what is in them.
         paged_bytes = self.config.paged_bytes(size for each, size in trained if each.gradient is not None)
+        beside_bytes, static_bytes = 0, int(live[parts["step 2" + last].start - 1])
+        if traces.sharding is not None:
+            unrecorded_bytes, state_bytes = 0, static_bytes - int(live[parts["step 1" + last].start - 1])
+            weight_bytes, paged_bytes = weight_bytes // self._ranks, paged_bytes // self._ranks
+            summed_bytes = _on_the_wire(stream, parts["step 2" + last])
+        else:
+            if self._ranks > 1:
+                unreached = (size * each.dtype.itemsize for each, size in trained if each.gradient is None)
+                beside_bytes = sum(unreached) + vector_bytes(self._ranks, num_parameters=len(trained))
+            recorded = traces.live_bytes(recording.stream)[recording.parts[_last_part(recording)][0] - 1]
+            unrecorded_bytes = static_bytes - int(recorded)
+            state_bytes = unrecorded_bytes - _workspace_bytes(stream)
         numbers = {
-            "static": static_bytes,
+            "static": static_bytes + beside_bytes,
             "state": state_bytes,
             "saved": state_bytes + paged_bytes + weight_bytes,
-            "unrecorded": unrecorded_bytes,
-            "first_update": int(live[parts["step 1: optimizer"]].max()),
-            "update": int(live[parts["step 2: optimizer"]].max()),
+            "unrecorded": unrecorded_bytes + beside_bytes,
+            "first_update": int(live[parts["step 1: optimizer"]].max()) + beside_bytes,
+            "update": int(live[parts["step 2: optimizer"]].max()) + beside_bytes,
             "load": int(live[parts["load"]].max()),
             "chunk_positions": _chunk_positions(self, [weight.shape for weight in recording.trained]),
+            "summed": summed_bytes,
         }
         return Found(numbers, {"update": optimizer.work["steady"]})
 
@@ -311,6 +334,13 @@ def _generation_facts(config: ConfigWorkload, *, engine: str) -> dict[str, objec
 def _cache_shape(shape: Key) -> CacheShape:
     rows, columns, prompts, prompt_tokens = shape
     return CacheShape(rows=rows, columns=columns, prompts=prompts, prompt_tokens=prompt_tokens)
+
+
+def _on_the_wire(stream: EventStream, events: slice) -> int:
+    """Return the bytes of all that FSDP2 gathers and reduces in these events, whole, as it is in its buffers."""
+    born = zip(stream.storages[events], stream.places[events], strict=True)
+    sent = ("all_gather", "reduce_scatter_copy_in")
+    return sum(stream.sizes[storage] for storage, place in born if storage >= 0 and place.operator in sent)
 
 
 def _inputs(recording: Recording) -> list[tuple[int, Place]]:

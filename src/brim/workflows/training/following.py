@@ -24,16 +24,19 @@ from brim.data.read import Ledger, Source
 from brim.data.tokens import TokenRows
 from brim.distributed import Ranks
 from brim.errors import InputError
-from brim.memory.devices import settle_heap
+from brim.memory.devices import budget_of, device_at_hand, settle_heap
 from brim.models import LLM, load_llm
 from brim.planning import TrainingPlan
-from brim.session import Session, say_nothing
+from brim.session import Session, Shortfall, say_nothing
 from brim.train import Loop, Observers, RunFolder, RunLength, build_job, package_versions, stop_request
 from brim.train.checkpoints import Checkpoint, CheckpointStore, TrainState, restore_weights
+from brim.units import format_bytes
 from brim.workflows.prediction import scorer
 from brim.workflows.runs import TrainResult
 from brim.workflows.training.launch import Launched
 from brim.workflows.training.sharding import host_of, is_sharded_run, sharded_over, whole_weights
+
+_ALIKE = 0.001  # of what a process may take: processes of one machine never find quite the same
 
 
 def among(ranks: Ranks, config: Config, session: Session) -> Session:
@@ -44,7 +47,31 @@ def among(ranks: Ranks, config: Config, session: Session) -> Session:
     if ranks.are_several:
         ranks.agree(dict(_keys(config.model_dump(mode="json"))))
     place = ranks.place
-    return replace(session, num_processes=place.local_world_size if session.device.type == "cpu" else place.world_size)
+    sharing = place.local_world_size if session.device.type == "cpu" else place.world_size
+    return replace(session, num_processes=sharing, world_size=place.world_size)
+
+
+def with_least_memory(ranks: Ranks, session: Session) -> Session:
+    """Return the session, in which no process is to take more than the one that may take least.
+
+    Every process finds out what it may take. Raises ConfigError in the one that may take nothing.
+    """
+    if not ranks.are_several:
+        return session
+
+    def room() -> tuple[int, str]:
+        device = device_at_hand(session.device).among(session.num_processes)
+        budget = budget_of(session.config.memory, device, is_at_hand=True)
+        return budget.limit_bytes - budget.outside_bytes, budget.limit_reason
+
+    rooms = ranks.exchanged("memory", room)
+    rank = min(range(ranks.size), key=lambda each: rooms[each][0])
+    least_bytes, reason = rooms[rank]
+    less_bytes = rooms[ranks.rank][0] - least_bytes
+    if less_bytes <= _ALIKE * least_bytes:
+        return session
+    why = f"rank {rank} may take {format_bytes(less_bytes)} less than rank {ranks.rank}: {reason}"
+    return replace(session, shortfall=Shortfall(num_bytes=less_bytes, reason=why))
 
 
 def _keys(section: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:

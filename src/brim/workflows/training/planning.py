@@ -21,11 +21,20 @@ from brim.data.chat import settled_day
 from brim.data.read import Data, read
 from brim.data.tokens import TokenRows, load_encoder
 from brim.errors import ConfigError, InputError
-from brim.memory import MOST_MADE_UP, MOST_TOKENS, Asked, UntraceableError, ask, require_in_context, require_whole
+from brim.memory import (
+    MOST_GPUS,
+    MOST_MADE_UP,
+    MOST_TOKENS,
+    Asked,
+    UntraceableError,
+    ask,
+    require_in_context,
+    require_whole,
+)
 from brim.memory.devices import settle_heap
 from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import Note, Say, planned, planned as planned_line, status, warning
-from brim.planning import PlanRequest, TrainingPlan, keep, plan_run, short_plan, too_long
+from brim.planning import PlanRequest, TrainingPlan, keep, plan_run, short_plan, too_long, workers_asked
 from brim.report import listening, show
 from brim.session import Session, choice_notes, with_choices, with_length_of_labels
 from brim.train import RunFolder, RunLength
@@ -46,6 +55,7 @@ def plan(
     overrides: Sequence[str] = (),
     device: str | None = None,
     memory_bytes: int | None = None,
+    gpus: int | None = None,
     replan: bool = False,
     say: Say | None = show,
 ) -> TrainingPlan:
@@ -54,7 +64,8 @@ def plan(
     Reads the tokenizer, the base model's config.json and the data; loads no weights. dataset: default: the key
     `dataset`. num_rows, sequence_length: instead of data, so many rows to train on, each of so many tokens; then
     config.json alone is read. device: a name of the catalogue, or "cpu"; memory_bytes: of any other GPU; neither: the
-    local device. replan: do not use what earlier plans found out. say: see docs/python.md.
+    local device. gpus: so many of them that train together, or processes on a CPU; None: as backend.trainer.num_workers
+    says. replan: do not use what earlier plans found out. say: see docs/python.md.
 
     Raises ConfigError, DataError, ModelError and InputError, but not for rows that do not fit: the plan names them, and
     `chosen` is None.
@@ -63,6 +74,8 @@ def plan(
     _require_training(loaded.config)
     data = dataset if dataset is not None else loaded.config.dataset
     _require_rows(num_rows, sequence_length, has_dataset=dataset is not None, has_data=data is not None)
+    ranks = workers_asked(loaded.config) if gpus is None else gpus
+    require_whole("gpus", ranks, most=MOST_GPUS)
     if device is None and memory_bytes is None and not torch.cuda.is_available():
         device = "cpu"
     with listening(say) as told:
@@ -77,7 +90,8 @@ def plan(
             assert data is not None, "required above"
             told(status("reading the data"))
             asked, rows, notes = _prepared(asked, data)
-        told(model_note(asked.config, asked.device.name, trains=True))
+        devices = f"{ranks} × {asked.device.name}" if ranks > 1 else asked.device.name
+        told(model_note(asked.config, devices, trains=True))
         settled, choices = bounded_by_rows(asked.config, asked.choices, len(rows))
         for line in [*loaded.notes, *choice_notes(choices), *notes]:
             told(line)
@@ -86,7 +100,8 @@ def plan(
             rows,
             folder=asked.folder,
             architecture=asked.architecture,
-            device=asked.device,
+            device=asked.device.among(ranks),
+            ranks=ranks,
             is_at_hand=device in (None, "cpu") and memory_bytes is None,
         )
         made = plan_run(request, every_way=True, replan=replan, say=told).plan
@@ -269,6 +284,7 @@ def plan_of_run(
             say(warning(line, topic="plan"))
         return RunPlan(session=session, request=request, plan=None)
     request = planned.request
+    _require_replicated(planned.plan)
     if planned.plan.chosen is None and request.task.fixed_rows is None:
         raise InputError(*too_long(planned.plan))
     heap = _settle_heap(planned.plan, request)
@@ -295,6 +311,15 @@ def _without_plan(request: PlanRequest) -> Iterator[str]:
         yield (
             "the memory does not bound trainer.batch_increase_function here, since how many rows fit cannot be "
             "predicted; trainer.max_batch_size does"
+        )
+
+
+def _require_replicated(plan: TrainingPlan) -> None:
+    """Raise InputError where the model would have to be sharded."""
+    if plan.chosen is not None and plan.chosen.way.is_sharded:
+        raise InputError(
+            what=f"the model would be sharded ({plan.strategy_reason}), and brim trains whole models on each rank",
+            fix="; or ".join(("set backend.trainer.strategy: ddp, which says what would fit", *plan.helps)),
         )
 
 

@@ -43,6 +43,7 @@ from brim.workflows.training.following import (
     sent,
     sent_launch,
     step_seconds,
+    with_least_memory,
 )
 from brim.workflows.training.launch import Launched, room_for_copy, saving_note
 from brim.workflows.training.planning import plan_of_run, rows_note
@@ -134,6 +135,7 @@ def train(
     Raises OutputError when the folder is taken, ConfigError when another run is to be continued, and
     KeyboardInterrupt on Ctrl-C (after a checkpoint).
     """
+    session = with_least_memory(ranks, session)
     if not ranks.is_first:
         return follow(session, prepared, RunFolder(output_directory), ranks)
     assert source is not None, "the first rank has read it"
@@ -152,6 +154,8 @@ def train(
         ranks.told("launched", lambda: sent_launch(session, launched, state, checkpoint))
         begin_together(ranks, session, prepared, llm, step_s=step_seconds(launched.plan_in_force))
         state_bytes, sharded = counted_state_bytes(launched.request.trainer, llm.model), None
+        if ranks.are_several and not is_sharded:  # gradients stay in their buckets
+            state_bytes += sum(weight.nbytes for weight in llm.model.parameters() if weight.requires_grad)
         if is_sharded:
             llm, sharded = sharded_over(ranks, llm, session.device, say)
             state_bytes = state_bytes // ranks.size + sharded.gathered_bytes
