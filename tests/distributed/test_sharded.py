@@ -121,7 +121,8 @@ def test_memory_that_runs_out_on_a_rank_ends_the_run_and_the_next_start_cuts_sma
         Scarce(1, most_rows=2)(rank)
 
     ended = train(config, run, ranks=2, each=scarce)
-    assert (ended[0].code, ended[1].code) == (-signal.SIGTERM, 1)  # the launcher ends those that wait
+    assert ended[1].code == 1
+    assert ended[0].code in (1, -signal.SIGTERM)  # it hears of it, or the launcher ends it
     for words in ("OutOfMemoryError: step 1, rows", "on rank 1", "--resume: micro-batches then get at most 2 rows"):
         assert words in ended[1].error
     results(train(config, run, ranks=2, resume=True, each=scarce))
