@@ -24,13 +24,13 @@ from transformers import LlamaForCausalLM
 import brim
 from brim.config import load_config
 from brim.data.tokens import TokenRow
-from brim.distributed import Place, Sharded, joined, local
+from brim.distributed import Place, Sharded, joined, local, mesh_of
 from brim.errors import CheckpointError
 from brim.models import equip
 from brim.models.folders import locate
 from brim.train import MicroBatchPass, build_optimizer, gradient
 from brim.train.checkpoints import CheckpointStore
-from brim.workflows.training import following, training
+from brim.workflows.training import sharding, training
 
 pytestmark = [
     pytest.mark.run,
@@ -48,7 +48,7 @@ KINDS = {
 
 
 def sharded(rank):
-    for module in (training, following):
+    for module in (training, sharding):
         patch.object(module, "is_sharded_run", lambda config, ranks: ranks.are_several).start()
 
 
@@ -172,7 +172,7 @@ def measured(base, config):
         config = load_config(config).config.having("precision", "fp32")
         model = LlamaForCausalLM.from_pretrained(base)
         llm = equip(model, config, locate(str(base)), torch.device("cpu"), trainable=True)
-        llm = replace(llm, gathers=Sharded(ranks, llm.model, llm.device))
+        llm = replace(llm, gathers=Sharded(ranks, llm.model, mesh_of(ranks, llm.device)))
         optimizer = build_optimizer(
             config.trainer.optimizer, [weight for weight in llm.model.parameters() if weight.requires_grad]
         )

@@ -19,8 +19,8 @@ from brim.batching import ByLength
 from brim.config.schema import GradientClippingConfig
 from brim.data.tokens import TokenRows
 from brim.errors import BrimError, CheckpointError, OutOfMemoryError, Problem
-from brim.train import RunFolder, checkpoint as checkpoint_module, clip_gradients, gradient, update as weight_update
-from brim.train.checkpoints import TrainState
+from brim.train import RunFolder, clip_gradients, gradient, update as weight_update
+from brim.train.checkpoints import TrainState, checkpoint as checkpoint_module
 from brim.train.update import NotFinite, for_a_row, for_an_update
 from brim.workflows.training.training import _what_went_wrong
 

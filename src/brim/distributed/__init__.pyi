@@ -22,6 +22,7 @@ from .sharding import (
     is_sharded as is_sharded,
     like as like,
     local as local,
+    mesh_of as mesh_of,
     whole as whole,
     whole_on_first as whole_on_first,
 )

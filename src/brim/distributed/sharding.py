@@ -25,6 +25,7 @@ from brim.errors import ConfigError, OutOfMemoryError
 from brim.models.loss import base_model
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
@@ -33,19 +34,18 @@ T = TypeVar("T")
 class Sharded:
     """Run a model's passes, whose weights this object has sharded: the model's own parameters are shards from then on.
 
-    device: on which the rank computes. The weights may still be on the host; a unit at a time goes there, and is cut.
+    mesh: of the ranks. The weights may still be on the host; a unit at a time goes to the mesh's device, and is cut.
     Raises ConfigError where the model has no decoder layers that could be units.
     """
 
-    def __init__(self, ranks: Ranks, model: nn.Module, device: torch.device) -> None:
-        from torch.distributed.device_mesh import init_device_mesh
+    def __init__(self, ranks: Ranks, model: nn.Module, mesh: DeviceMesh) -> None:
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
         self._ranks = ranks
-        mesh, layers = init_device_mesh(device.type, (ranks.size,)), decoder_layers(model)
-        in_layers = [_num_bytes(layer) for layer in layers]
+        layers = decoder_layers(model)
+        in_layers, self.whole_bytes = [_num_bytes(layer) for layer in layers], _num_bytes(model)
         # What a forward pass holds of whole weights: those of no layer, one layer, and the next in its buffer.
-        self.gathered_bytes = _num_bytes(model) - sum(in_layers) + 2 * max(in_layers)
+        self.gathered_bytes = self.whole_bytes - sum(in_layers) + 2 * max(in_layers)
         for layer in layers:
             fully_shard(layer, mesh=mesh)
         self._root = _Root(model)
@@ -54,7 +54,7 @@ class Sharded:
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # else by a factor of 1, which gloo does not know
-        self._going = torch.zeros((), device=device)
+        self._going = torch.zeros((), device=mesh.device_type)
 
     def __call__(self, work: Callable[[], T]) -> T:
         """Run a forward pass of the model, or of its parts. A tensor that it returns has the pass backward behind it.
@@ -93,6 +93,13 @@ class Sharded:
     def _is_anyone_going(self, *, goes: bool) -> bool:
         self._ranks.add(self._going.fill_(goes))
         return bool(self._going.item())
+
+
+def mesh_of(ranks: Ranks, device: torch.device) -> DeviceMesh:
+    """Return the ranks as FSDP knows them. All come here."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh(device.type, (ranks.size,))
 
 
 def _num_bytes(module: nn.Module) -> int:

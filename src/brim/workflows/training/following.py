@@ -25,7 +25,7 @@ from brim.data.tokens import TokenRows
 from brim.distributed import Ranks
 from brim.errors import InputError
 from brim.memory.devices import budget_of, device_at_hand, settle_heap
-from brim.models import LLM, load_llm
+from brim.models import LLM
 from brim.planning import TrainingPlan
 from brim.session import Session, Shortfall, say_nothing
 from brim.train import Loop, Observers, RunFolder, RunLength, build_job, package_versions, stop_request
@@ -34,7 +34,7 @@ from brim.units import format_bytes
 from brim.workflows.prediction import scorer
 from brim.workflows.runs import TrainResult
 from brim.workflows.training.launch import Launched
-from brim.workflows.training.sharding import host_of, is_sharded_run, sharded_over, whole_weights
+from brim.workflows.training.sharding import Loaded, loaded_for, whole_weights
 
 _ALIKE = 0.001  # of what a process may take: processes of one machine never find quite the same
 
@@ -147,7 +147,7 @@ def step_seconds(plan: TrainingPlan | None) -> float | None:
     return None if plan is None or not plan.total_steps else plan.least_seconds / plan.total_steps or None
 
 
-def begin_together(ranks: Ranks, session: Session, prepared: Prepared, llm: LLM, *, step_s: float | None) -> None:
+def begin_together(ranks: Ranks, session: Session, prepared: Prepared, loaded: Loaded, *, step_s: float | None) -> None:
     """Begin with the same weights, once all are found to have the same rows and packages.
 
     step_s: the predicted seconds of a step; None where they are not known.
@@ -157,17 +157,18 @@ def begin_together(ranks: Ranks, session: Session, prepared: Prepared, llm: LLM,
     lengths = hashlib.sha256()
     for rows in prepared.splits.values():
         lengths.update(rows.keys.tobytes() + rows.lengths.tobytes() + rows.num_supervised.tobytes())
-    names = [f"{name} {tuple(weight.shape)}" for name, weight in llm.model.named_parameters()]
+    weights = dict(loaded.llm.model.named_parameters())
+    names = [f"{name} {tuple(weight.shape)}" for name, weight in weights.items()]
     ranks.agree(
         {
             "the data set": lengths.hexdigest(),
-            "the base model": hashlib.sha256("\n".join(names).encode()).hexdigest(),
+            "the base model": hashlib.sha256("\n".join([*names, loaded.digest]).encode()).hexdigest(),
             **{f"the version of {name}": version for name, version in package_versions().items()},
         }
     )
     ranks.expect_steps_of(step_s)  # whoever ends from here on is missed soon
-    for weight in llm.model.parameters():
-        if weight.requires_grad:
+    for weight in weights.values():
+        if weight.requires_grad and loaded.sharded is None:
             ranks.copy_from_first(weight.detach())
 
 
@@ -201,15 +202,13 @@ def follow(session: Session, prepared: Prepared, run: RunFolder, ranks: Ranks) -
             expected="the same folder in all processes, on a file system that all machines share",
             fix="give each process the same --output-directory, there",
         )
-    is_sharded = is_sharded_run(session.config, ranks)
-    at = host_of(session.device, is_sharded=is_sharded)
-    llm = load_llm(session.config, session.folder, session.device, trainable=True, at=at)
+    loaded = loaded_for(ranks, session)
+    llm, sharded = loaded.llm, loaded.sharded
     told = ranks.heard("launched")
     session = received(session, told)
     trainer = type(session.config.finetune_trainer).model_validate(told["trainer"])
     settle_heap(is_cpu=session.device.type == "cpu", is_ample=told["is_ample"])
-    begin_together(ranks, session, prepared, llm, step_s=told["step_s"])
-    llm, sharded = sharded_over(ranks, llm, session.device, say_nothing) if is_sharded else (llm, None)
+    begin_together(ranks, session, prepared, loaded, step_s=told["step_s"])
     rows, state, evaluations = prepared.splits["train"], TrainState(**told["state"]), Evaluations.of(trainer, prepared)
     first_step, store = state.step, CheckpointStore(run.checkpoints)
     score = scorer(

@@ -6,17 +6,21 @@ ran out of memory has left a note, by which the next start cuts smaller.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from brim.batching import Cutter
 from brim.config.schema import Config
-from brim.distributed import Ranks, Sharded, whole_on_first
+from brim.distributed import Ranks, Sharded, mesh_of, whole_on_first
 from brim.errors import ConfigError, Problem
-from brim.models import LLM
+from brim.memory.closed_form import counted_state_bytes
+from brim.models import LLM, load_llm
 from brim.notes import Note, Say, warning
+from brim.session import Session
 from brim.train import RunFolder
 from brim.units import format_bytes, format_count
 
@@ -59,27 +63,64 @@ def _obstacles(config: Config) -> Iterator[tuple[str, str, str]]:
         yield "a search for the batch size", "trainer.batch_search", "set it to predict"
 
 
-def host_of(device: torch.device, *, is_sharded: bool) -> torch.device:
-    """Return where the weights are loaded."""
-    return torch.device("cpu") if is_sharded else device
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """Hold a run's model, whole or this process's part of it."""
+
+    llm: LLM
+    sharded: Sharded | None  # what runs its passes; None: it is whole
+    state_bytes: int  # of the optimizer, here
+    digest: str = ""  # of the weights that train, where it is a part
+
+    @property
+    def beside_bytes(self) -> int:
+        """Return what an evaluation finds on the device beside what is held of the weights."""
+        return self.state_bytes + (0 if self.sharded is None else self.sharded.gathered_bytes)
 
 
-def sharded_over(ranks: Ranks, llm: LLM, device: torch.device, say: Say) -> tuple[LLM, Sharded]:
-    """Cut the weights over the ranks, in place. Return the model with what runs its passes. All ranks come here.
+def loaded_for(ranks: Ranks, session: Session) -> Loaded:
+    """Load the model to train, and shard it where that is asked for; all ranks come here then.
 
-    device: on which this rank computes. Raises ConfigError where the architecture cannot be sharded.
+    A frozen base lies in the host's memory as it does in its files, once for all processes. Weights that train are
+    copies of the file's, in the precision of training: so one process of a machine after the other has all of them.
+    Raises ConfigError where the architecture cannot be sharded.
     """
-    whole_bytes = llm.held_bytes
-    sharded = Sharded(ranks, llm.model, device)
-    llm = replace(llm, device=device, gathers=sharded)
-    say(
-        Note(
-            f"sharded over {format_count(ranks.size, 'rank')}: {format_bytes(llm.held_bytes)} of the weights' "
-            f"{format_bytes(whole_bytes)} are here; gradients are reduced after each micro-batch, so that none "
-            "stays whole"
-        )
+    config, device = session.config, session.device
+    if not is_sharded_run(config, ranks):
+        llm = load_llm(config, session.folder, device, trainable=True)
+        state_bytes = counted_state_bytes(config.finetune_trainer, llm.model)
+        if ranks.are_several:  # gradients stay in their buckets
+            state_bytes += sum(weight.nbytes for weight in llm.model.parameters() if weight.requires_grad)
+        return Loaded(llm=llm, sharded=None, state_bytes=state_bytes)
+    mesh, found = mesh_of(ranks, device), list[Loaded]()
+
+    def load() -> bool:
+        llm = load_llm(config, session.folder, device, trainable=True, at=torch.device("cpu"))
+        state_bytes = counted_state_bytes(config.finetune_trainer, llm.model) // ranks.size
+        sums = [float(weight.detach().double().sum()) for weight in llm.model.parameters() if weight.requires_grad]
+        sharded = Sharded(ranks, llm.model, mesh)
+        llm = replace(llm, gathers=sharded)
+        digest = hashlib.sha256(json.dumps(sums).encode()).hexdigest()
+        found.append(Loaded(llm=llm, sharded=sharded, state_bytes=state_bytes, digest=digest))
+        return True
+
+    place = ranks.place
+    num_turns = max(ranks.exchanged("turns", lambda: place.local_world_size if config.adapter is None else 1))
+    for turn in range(num_turns):
+        is_ours = turn == place.local_rank % num_turns
+        ranks.exchanged("loading", lambda is_ours=is_ours: is_ours and load())  # type: ignore[misc]
+    return found[0]
+
+
+def sharding_note(ranks: Ranks, loaded: Loaded) -> Note | None:
+    """Say what of the weights is here; None where all are."""
+    if loaded.sharded is None:
+        return None
+    here, whole = format_bytes(loaded.llm.held_bytes), format_bytes(loaded.sharded.whole_bytes)
+    return Note(
+        f"sharded over {format_count(ranks.size, 'rank')}: {here} of the weights' {whole} are here; gradients are "
+        "reduced after each micro-batch, so that none stays whole"
     )
-    return llm, sharded
 
 
 def lower_by_notes(run: RunFolder, cutter: Cutter, say: Say) -> bool:

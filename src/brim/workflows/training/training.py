@@ -18,8 +18,7 @@ from brim.data.read import Data, Source, read
 from brim.data.tokens import TokenRows
 from brim.distributed import ALONE, Ranks, Sharded
 from brim.errors import CheckpointError
-from brim.memory.closed_form import counted_state_bytes
-from brim.models import LLM, load_llm, model_note, no_library_warnings, require_trainable, unquantised_experts
+from brim.models import LLM, model_note, no_library_warnings, require_trainable, unquantised_experts
 from brim.notes import Note, Say, status, warning
 from brim.session import Session, choice_notes, open_session, with_choices, with_dataset, with_labels, with_rows
 from brim.train import Loop, Observer, RunFolder, RunLogs, build_job, export_model, stop_request
@@ -49,11 +48,12 @@ from brim.workflows.training.launch import Launched, room_for_copy, saving_note
 from brim.workflows.training.planning import plan_of_run, rows_note
 from brim.workflows.training.resuming import as_begun, where_it_stands, write_head
 from brim.workflows.training.sharding import (
-    host_of,
+    Loaded,
     is_sharded_run,
+    loaded_for,
     lower_by_notes,
     require_shardable,
-    sharded_over,
+    sharding_note,
     whole_weights,
 )
 
@@ -139,8 +139,7 @@ def train(
     if not ranks.is_first:
         return follow(session, prepared, RunFolder(output_directory), ranks)
     assert source is not None, "the first rank has read it"
-    is_sharded = is_sharded_run(session.config, ranks)
-    if is_sharded:
+    if is_sharded_run(session.config, ranks):
         require_shardable(session.config)
     with _folder(output_directory, resume=resume) as run:
         checkpoint, state = where_it_stands(run, session, prepared, resume=resume, say=say)
@@ -148,23 +147,19 @@ def train(
         # Planned and loaded first: what turns out not to fit, or to be unusable, leaves no half-begun run behind.
         planned = plan_of_run(as_begun(session, checkpoint, run), prepared, run, checkpoint, replan=replan, say=say)
         ranks.told("planned", lambda: sent(planned.session))
-        session, llm = _loaded(planned.session, say, at=host_of(session.device, is_sharded=is_sharded))
-        session, launched = planned.launched(llm, session, say=say, tries=not is_sharded)
+        session, loaded = _loaded(planned.session, ranks, say)
+        llm, sharded = loaded.llm, loaded.sharded
+        session, launched = planned.launched(llm, session, say=say, tries=sharded is None)
         is_lowered = lower_by_notes(run, launched.cutter, say)
         ranks.told("launched", lambda: sent_launch(session, launched, state, checkpoint))
-        begin_together(ranks, session, prepared, llm, step_s=step_seconds(launched.plan_in_force))
-        state_bytes, sharded = counted_state_bytes(launched.request.trainer, llm.model), None
-        if ranks.are_several and not is_sharded:  # gradients stay in their buckets
-            state_bytes += sum(weight.nbytes for weight in llm.model.parameters() if weight.requires_grad)
-        if is_sharded:
-            llm, sharded = sharded_over(ranks, llm, session.device, say)
-            state_bytes = state_bytes // ranks.size + sharded.gathered_bytes
+        begin_together(ranks, session, prepared, loaded, step_s=step_seconds(launched.plan_in_force))
         write_head(run, session, prepared, launched.request.length, launched.record, checkpoint=checkpoint)
         say.keep_in(run, step=state.step)
         room_bytes, copy_bytes = _room_for_copy(launched, say, num_processes=session.num_processes)
         logs = RunLogs(run, observer, mark=checkpoint.state["logs"]["metrics"] if checkpoint else None)
+        beside_bytes = loaded.beside_bytes + copy_bytes
         evaluate, evaluate_last = _evaluations(
-            llm, session, prepared, state, logs, ranks, sharded, beside_bytes=state_bytes + copy_bytes, say=say
+            llm, session, prepared, state, logs, ranks, sharded, beside_bytes=beside_bytes, say=say
         )
         store, rows = CheckpointStore(run.checkpoints), prepared.splits["train"]
         loop = _loop(session, launched, llm, rows, state, evaluate, store, logs, room_bytes, ranks, sharded)
@@ -328,14 +323,14 @@ def _exported(
     )
 
 
-def _loaded(session: Session, say: Say, *, at: torch.device) -> tuple[Session, LLM]:
+def _loaded(session: Session, ranks: Ranks, say: Say) -> tuple[Session, Loaded]:
     """Load the model to train. Return the session, too, with what was chosen when the model was built."""
     say(status("loading the model"))
-    llm = load_llm(session.config, session.folder, session.device, trainable=True, at=at)
-    say(model_note(session.config, llm, trains=True))
-    for line in choice_notes(llm.choices):
+    loaded = loaded_for(ranks, session)
+    llm, sharding = loaded.llm, sharding_note(ranks, loaded)
+    for line in (model_note(session.config, llm, trains=True), *filter(None, [sharding]), *choice_notes(llm.choices)):
         say(line)
-    return with_choices(session, llm.choices), llm
+    return with_choices(session, llm.choices), loaded
 
 
 def _with_more_bits(llm: LLM, session: Session) -> Iterator[str]:
