@@ -119,7 +119,8 @@ def sharding_note(ranks: Ranks, loaded: Loaded) -> Note | None:
     here, whole = format_bytes(loaded.llm.held_bytes), format_bytes(loaded.sharded.whole_bytes)
     return Note(
         f"sharded over {format_count(ranks.size, 'rank')}: {here} of the weights' {whole} are here; gradients are "
-        "reduced after each micro-batch, so that none stays whole"
+        "reduced after each micro-batch, so that none stays whole; training stands still while a checkpoint is "
+        "written, of which each process writes its part"
     )
 
 

@@ -155,7 +155,7 @@ def train(
         begin_together(ranks, session, prepared, loaded, step_s=step_seconds(launched.plan_in_force))
         write_head(run, session, prepared, launched.request.length, launched.record, checkpoint=checkpoint)
         say.keep_in(run, step=state.step)
-        room_bytes, copy_bytes = _room_for_copy(launched, say, num_processes=session.num_processes)
+        room_bytes, copy_bytes = (0, 0) if sharded else _room_for_copy(launched, say, session.num_processes)
         logs = RunLogs(run, observer, mark=checkpoint.state["logs"]["metrics"] if checkpoint else None)
         beside_bytes = loaded.beside_bytes + copy_bytes
         evaluate, evaluate_last = _evaluations(
@@ -185,7 +185,7 @@ def train(
         return llm, replace(result, num_new_steps=state.step - first_step)
 
 
-def _room_for_copy(launched: Launched, say: Say, *, num_processes: int) -> tuple[int, int]:
+def _room_for_copy(launched: Launched, say: Say, num_processes: int) -> tuple[int, int]:
     """Return the bytes that a copy of a checkpoint may take, and those that it takes where the run itself does."""
     plan, is_cpu = launched.plan_in_force, launched.request.device.is_cpu
     room_bytes = room_for_copy(plan, is_cpu=is_cpu, num_processes=num_processes)
