@@ -23,6 +23,7 @@ from brim.memory.devices.budget import (
     resident_bytes,
     returns_at_once,
 )
+from brim.session import Shortfall
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -51,6 +52,15 @@ def test_what_is_asked_for_is_taken_in_bytes_or_as_a_share():
     for asked, num_bytes in (("1 GiB", GIB), (0.25, 4 * GIB), (0.0, 0)):  # a share of the budget
         budget = decided(margin=asked)
         assert (budget.margin_bytes, budget.margin_reason) == (num_bytes, "memory.margin")
+
+
+def test_what_another_process_has_less_is_taken_from_this_one_s_budget():
+    t4, asked = find_device("t4"), MemoryConfig(margin="1 GiB")
+    alone = budget_of(asked, t4, is_at_hand=False)
+    beside = budget_of(asked, t4, is_at_hand=False, shortfall=Shortfall(num_bytes=3 * GIB, reason="rank 1: full"))
+    assert beside == replace(alone, limit_bytes=alone.limit_bytes - 3 * GIB, limit_reason="rank 1: full")
+    with pytest.raises(ConfigError, match="rank 1: full"):
+        budget_of(asked, t4, is_at_hand=False, shortfall=Shortfall(num_bytes=15 * GIB, reason="rank 1: full"))
 
 
 def test_a_budget_above_the_device_is_refused_and_one_above_what_is_free_cut():

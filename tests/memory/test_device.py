@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from brim.errors import InputError
-from brim.memory.devices import device_at_hand, device_of, device_speed, devices, find_device
+from brim.memory.devices import device_at_hand, device_of, device_speed, devices, find_device, link_between
 from brim.memory.devices.device import cpu_speed, cublas_workspace_bytes, nominal_cpu
 
 MIB, GIB = 2**20, 2**30
@@ -17,6 +17,21 @@ NOMINAL_GIB = {"rtx-2080ti": 11, "rtx-3060": 12, "rtx-3070": 8, "rtx-3080": 10, 
                "rtx-a4000": 16, "rtx-a5000": 24, "rtx-a6000": 48, "rtx-6000-ada": 48, "rtx-pro-6000": 96,
                "t4": 16, "a10": 24, "a10g": 24, "a30": 24, "a40": 48, "l4": 24, "l40": 48, "l40s": 48,
                "h100-pcie": 80, "h100-nvl": 94, "h200": 141, "b200": 180}  # fmt: skip
+
+
+def test_cards_are_joined_by_nvlink_where_all_of_a_machine_are_and_by_pcie_elsewhere():
+    named = {name: link_between(find_device(name)) for name in ("a100-80gb", "h100-pcie", "t4", "rtx-4060ti-16gb")}
+    assert {name: (link.name, link.bytes_per_s / 1e9) for name, link in named.items()} == {
+        "a100-80gb": ("NVLink", pytest.approx(240)),
+        "h100-pcie": ("PCIe", pytest.approx(38.4)),
+        "t4": ("PCIe", pytest.approx(9.6)),
+        "rtx-4060ti-16gb": ("PCIe", pytest.approx(9.6)),  # eight lanes
+    }
+    at_hand = replace(find_device("a100-80gb"), name="NVIDIA A100 80GB PCIe")
+    unknown, cpu = device_of(24 * GIB), find_device("cpu")
+    assert [link_between(each).name for each in (at_hand, unknown, cpu)] == ["PCIe", "PCIe", "gloo"]
+    assert link_between(unknown).bytes_per_s == pytest.approx(19.2e9)
+    assert all(link_between(each).bytes_per_s >= 9e9 for each in devices())
 
 
 def test_a_card_is_found_by_the_names_it_goes_by():

@@ -5,7 +5,7 @@ from dataclasses import replace
 from brim.batching import Costs, Surface
 from brim.memory.devices import Budget
 from brim.planning import Candidate, LongRow, PhasePlan, TrainingPlan
-from brim.planning.plan import Way, summarize_lengths
+from brim.planning.plan import Way, Wire, summarize_lengths
 
 MIB = 2**20
 GIB = 2**30
@@ -73,6 +73,25 @@ def hand_made_plan(**changes):
         from_cache=False,
     )
     return replace(plan, **changes)
+
+
+def plan_on_ranks(*, is_sharded=False):
+    """Four ranks, replicated, or sharded where the whole model fits on none."""
+    sent = {"update_bytes": 24 * MIB, "round_bytes": 0} if not is_sharded else {"update_bytes": 400, "round_bytes": GIB}
+    wire = Wire(num_ranks=4, link="PCIe", source="60% of 16 lanes of PCIe 3.0", bytes_per_s=9.6e9, **sent)
+    plan = hand_made_plan()
+    chosen = replace(
+        plan.chosen,
+        way=replace(plan.chosen.way, is_sharded=is_sharded),
+        micro_batches_per_step=8.5,
+        wire=wire,
+        busy_share=0.93,
+        seconds_per_epoch_alone=430.0,
+    )
+    others = tuple(replace(does_not_fit(each), wire=wire) for each in plan.candidates if is_sharded)
+    fits = "the whole model fits on each of 4 ranks, and sharding would not be faster"
+    reason = "the whole model does not fit on each rank: 16.0 GiB" if is_sharded else fits
+    return replace(plan, candidates=(*others, chosen), chosen=chosen, strategy_reason=reason)
 
 
 def hand_made_phase(number, size, first_sample, num_steps, *, rates, total_bytes=13 * GIB):

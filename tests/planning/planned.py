@@ -13,7 +13,7 @@ from brim.memory.devices import Budget, DeviceSpeed, cpu_device, find_device
 from brim.memory.events import Work, WorkCount, WorkPlace
 from brim.planning.candidates import Task, WayCosts
 from brim.planning.costs import Traces, TrainingSteps
-from brim.planning.plan import Way
+from brim.planning.plan import Way, Wire
 
 LLAMA = {"vocab_size": 2000, "max_position_embeddings": 4096}  # so many words that the loss has several chunks
 
@@ -89,6 +89,12 @@ def way_costs(**changes):
         traced_at=lambda rows, tokens: COSTS,
     )
     return replace(known, **changes)
+
+
+def wire(**changes):
+    """Two ranks; 0.25 s a step for the sums."""
+    sent = {"update_bytes": 250, "round_bytes": 0, "bytes_per_s": 1000.0}
+    return Wire(num_ranks=2, link="string", source="by hand", **{**sent, **changes})
 
 
 def task(**changes):

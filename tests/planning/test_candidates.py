@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from tests.batching.cost_examples import linear_costs
 from tests.planning.hand_made import does_not_fit, hand_made_candidate
-from tests.planning.planned import COSTS, budget, task, way_costs
+from tests.planning.planned import COSTS, budget, task, way_costs, wire
 
-from brim.planning.candidates import WAYS, candidate, choose, ways
+from brim.planning.candidates import WAYS, candidate, choose, could_gain_by_sharding, ways
 from brim.planning.plan import Way
 
 
@@ -104,6 +104,42 @@ def test_measured_costs_and_a_lower_cap_cut_anew():
     large = candidate(way_costs(least_bytes=3900), task(), budget(9300))
     assert large.total_bytes == 4700
     assert task().recut(large, COSTS, COSTS, cap_bytes=3900).total_bytes == 3900 + 500
+
+
+def test_on_ranks_a_step_takes_what_the_longest_takes_and_what_is_sent():
+    """Rows one by one: 2.0 and 1.4 + 1.07 + 1.07 s, then 1.8 + 1.33 and 1.6 + 1.33 s."""
+    work = task(fixed_rows=1)
+    alone, found = (candidate(way_costs(wire=each), work, budget(9300)) for each in (None, wire()))
+    assert (alone.busy_share, alone.seconds_per_epoch_alone) == (None, None)
+    assert found.seconds_per_epoch == pytest.approx(3.54 + 3.13 + 2 * (0.5 + 0.25))
+    assert found.busy_share == pytest.approx(11.6 / 2 / 6.67)
+    assert found.seconds_per_epoch_alone == alone.seconds_per_epoch == pytest.approx(11.6 + 2 * 0.5)
+    assert (found.micro_batches_per_step, found.wire.bytes_per_step(4)) == (4, 250)
+    assert work.recut(found, COSTS, COSTS, cap_bytes=9300) == found
+    slow = work.recut(found, COSTS, linear_costs(seconds=101.0), cap_bytes=9300)  # 100 s more for each row
+    assert slow.seconds_per_epoch == pytest.approx(found.seconds_per_epoch + 3 * 100 + 2 * 100)
+    assert slow.seconds_per_epoch_alone == pytest.approx(alone.seconds_per_epoch + 8 * 100)
+
+
+def test_where_weights_are_gathered_ranks_go_in_rounds_and_divide_the_update():
+    """2.0 beside 1.4, then two of 1.07; 1.8 beside 1.6, then two of 1.33. None takes less than what is sent."""
+    way = Way(gradient_checkpointing=False, chunked_loss=True, is_sharded=True)
+    found = candidate(way_costs(way=way, wire=wire(update_bytes=0, round_bytes=1500)), task(fixed_rows=1), budget(9300))
+    assert found.seconds_per_epoch == pytest.approx(2.0 + 1.5 + 1.8 + 1.5 + 2 * 0.25)
+    assert found.busy_share == pytest.approx(11.6 / 2 / 6.8)
+    assert found.wire.bytes_per_step(found.micro_batches_per_step) == 2 * 1500
+    assert str(way) == "sharded, no checkpointing, loss in chunks"
+
+
+def test_sharding_is_looked_at_where_memory_holds_replicated_ranks_up():
+    def gains(reserved_bytes, **changes):
+        known = way_costs(update_s=0.0, wire=wire(**changes))
+        return could_gain_by_sharding([known], [candidate(known, task(), budget(reserved_bytes))], task())
+
+    assert not gains(9300, update_bytes=1)
+    assert gains(9300, update_bytes=10_000)  # 10 s for the sums
+    assert gains(1999)  # the longest row does not fit
+    assert [way.is_sharded for way in ways(checkpointing=False, chunked=True, sharded=(False, True))] == [False, True]
 
 
 LONG = "the longest row, 1,417 tokens, takes 15.0 GiB alone, and 13.0 GiB are available"

@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from tests.batching.cost_examples import linear_costs
-from tests.planning.planned import shapes_of, traces_of
+from tests.planning.planned import asked_of, shapes_of, traces_of
 from tests.properties import examples
 
+import brim.memory.predict as memory
+from brim.distributed import vector_bytes
 from brim.memory.allocator import AllocatorSettings, CachingAllocator, Heap, SimulatedOutOfMemory, replay
 from brim.memory.events import EventStream, Place
+from brim.memory.fsdp import Sharding
 from brim.memory.trace import compose_steps
 from brim.models.loss import chunked as chunked_loss
-from brim.planning.costs import ForwardPasses, SlotsGeneration, TrainingSteps
+from brim.planning.costs import ForwardPasses, SlotsGeneration, Traces, TrainingSteps
 from brim.planning.costs.sampling import Region, region, round_length, round_rows, sampled, through
 from brim.planning.costs.traces import least_capacity, most_demanding
 
@@ -251,3 +254,34 @@ def test_a_gpu_gets_through_with_what_is_said_and_it_is_kept_and_a_cpu_needs_not
     assert 0 < overhead_bytes <= most_mib * MIB
     assert num_traced
     assert others == [(overhead_bytes, 0), (0, 0)]
+
+
+def test_gradients_of_several_ranks_stand_from_the_first_micro_batch_on(tmp_path):
+    """As in a step of several, though there is one; with the numbers that travel beside them."""
+    trainer = {"type": "finetune", "batch_size": 1, "effective_batch_size": 8}
+    _, workload, device = asked_of(tmp_path, "train", **LORA, trainer=trainer)
+    of = {
+        name: Traces(TrainingSteps(workload, **given), device)
+        for name, given in {"alone": {}, "one": {"is_single": True}, "ranks": {"is_single": True, "ranks": 4}}.items()
+    }
+    vector = vector_bytes(4, num_parameters=len(of["ranks"].recording((1, 2)).trained))
+    assert of["ranks"].basics["static"] == of["alone"].basics["static"] + vector
+    assert of["one"].basics["static"] == of["alone"].basics["static"] - of["ranks"].basics["summed"]
+    assert of["ranks"].peak_bytes(2, 128) == of["alone"].peak_bytes(2, 128) + vector
+    assert of["ranks"].basics["state"] == of["alone"].basics["state"]
+
+
+def test_a_rank_of_sharded_weights_takes_what_its_prediction_says(tmp_path):
+    trainer = {"batch_size": 2, "effective_batch_size": 8, "enable_gradient_checkpointing": False}
+    trainer |= {"type": "finetune"}
+    asked, workload, device = asked_of(tmp_path, "train", device="t4", trainer=trainer)
+    traces = Traces(TrainingSteps(workload, ranks=4), device, sharding=Sharding(world_size=4))
+    found = memory.predict_memory(
+        asked.config, phase="train", batch_size=2, sequence_length=128, device="t4", world_size=4
+    )
+    basics = traces.basics
+    assert max(traces.peak_bytes(2, 128), basics["first_update"], basics["update"]) == max(found.step_peaks_bytes)
+    whole = Traces(TrainingSteps(workload, ranks=4), device).basics
+    assert whole["state"] / 4 <= basics["state"] <= 1.05 * whole["state"] / 4  # of norms, 512 bytes for 128
+    # Layers are gathered twice, the root once; every gradient is reduced.
+    assert 2 * whole["summed"] < basics["summed"] <= 3.02 * whole["summed"]

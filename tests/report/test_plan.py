@@ -10,12 +10,13 @@ from rich.console import Console
 from tests.planning.hand_made import (
     hand_made_phase,
     hand_made_plan,
+    plan_on_ranks,
     plan_that_adapts,
     plan_that_does_not_fit,
     plan_that_moves,
 )
 
-from brim.notes import kind_of, topic_of
+from brim.notes import kind_of, short_of, topic_of
 from brim.planning import short_plan
 from brim.report import plan_table
 from brim.report.plan import short_count
@@ -33,11 +34,20 @@ def words(plan):
 
 def test_whole_and_short_plans(golden):
     plans = {"taken": hand_made_plan(), "moves": plan_that_moves(), "adapts": plan_that_adapts()}
-    for name, file in zip(plans, ("plan", "plan_that_moves", "plan_that_adapts"), strict=True):
+    plans |= {"on ranks": plan_on_ranks(), "sharded": plan_on_ranks(is_sharded=True)}
+    files = ("plan", "plan_that_moves", "plan_that_adapts", "plan_on_ranks", "plan_that_shards")
+    for name, file in zip(plans, files, strict=True):
         golden(f"report/{file}.txt", printed(plans[name]))
     plans["does not fit"] = plan_that_does_not_fit()
     shown = ["\n".join([f"# {name}", *short_plan(plan)]) for name, plan in plans.items()]
     golden("report/plans_in_short.txt", "\n\n".join(shown))
+
+
+def test_a_card_on_ranks_has_lines_of_80_columns():
+    short = {topic_of(line): short_of(line) for line in short_plan(plan_on_ranks(is_sharded=True))[:4]}
+    assert short["batch"] == "updates of 32 rows, 8.5 micro-batches on 4 ranks, 93% busy"
+    assert short["ranks"] == "4 sharded, 2.1 GiB a step by PCIe; 30.0 s a step, on one 1 min 48 s"
+    assert max(map(len, short.values())) <= 72
 
 
 def test_where_no_way_fits_the_longest_rows_are_named_if_any_is_short_enough(golden):

@@ -20,7 +20,6 @@ from .plan import (
 from .request import (
     GenerationRequest as GenerationRequest,
     PlanRequest as PlanRequest,
-    workers_asked as workers_asked,
 )
 from .training import keep as keep, plan_run as plan_run
 from .words import (

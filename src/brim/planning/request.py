@@ -65,11 +65,6 @@ def strategy_asked(config: Config) -> str | None:
     return asked
 
 
-def workers_asked(config: Config) -> int:
-    """Return backend.trainer.num_workers; one where it is open."""
-    return getattr(getattr(config.backend, "trainer", None), "num_workers", None) or 1
-
-
 RequestT = TypeVar("RequestT", bound="Request")
 
 
@@ -203,6 +198,11 @@ class PlanRequest(Request):
     length: RunLength
     has_begun: bool = False  # it goes on as it was begun: nothing but its partition is open
     is_sized_by_memory: bool = False  # its effective batch is the largest that fits, of those up to its own
+
+    @staticmethod
+    def ranks_asked(config: Config) -> int:
+        """Return backend.trainer.num_workers; one where it is open."""
+        return getattr(getattr(config.backend, "trainer", None), "num_workers", None) or 1
 
     @property
     def trainer(self) -> FinetuneTrainer:

@@ -171,7 +171,7 @@ def _sent(chosen: Candidate, wire: Wire) -> str:
 
 def _ranks_in_words(plan: TrainingPlan, chosen: Candidate, wire: Wire) -> str:
     seconds = wire.update_s + wire.round_s * (chosen.micro_batches_per_step or 0.0) / wire.num_ranks
-    hidden = ", as far as it can beside the passes" if chosen.way.is_sharded else ""
+    hidden = ", behind the passes as far as they last" if chosen.way.is_sharded else ""
     sent = f"{_sent(chosen, wire)}, {format_seconds(seconds)} by {wire.link} at {wire.bytes_per_s / 1e9:.3g} GB/s"
     return (
         f"{wire.num_ranks} {_held(chosen)} ({plan.strategy_reason}); each sends {sent} ({wire.source}, within a "

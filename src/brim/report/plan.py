@@ -169,15 +169,12 @@ def _lengths(lengths: LengthSummary) -> Iterator[RenderableType]:
 
 def _candidates(plan: TrainingPlan) -> Table:
     names = ("checkpointing", "loss", "widest", "GiB", "padding", "cuts", "a step", "an epoch")
-    held = ["weights"] if plan.num_ranks > 1 else []
-    table = _table(*held, *names, left=(*held, *names[:2]))
+    table = _table(*names, left=names[:2])
     for each in plan.candidates:
         is_chosen = each == plan.chosen
-        where = ["sharded" if each.way.is_sharded else "on each"] if held else []
-        first, *others = (*where, "on" if each.way.gradient_checkpointing else "off")
+        checkpointing = "on" if each.way.gradient_checkpointing else "off"
         table.add_row(
-            f"{_CHOSEN if is_chosen else ' '} {first}",
-            *others,
+            f"{_CHOSEN if is_chosen else ' '} {checkpointing}{', sharded' if each.way.is_sharded else ''}",
             "chunks" if each.way.chunked_loss else "whole",
             *_figures(plan, each),
             style="bold" if is_chosen else None if each.fits else "dim",

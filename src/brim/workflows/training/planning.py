@@ -34,7 +34,7 @@ from brim.memory import (
 from brim.memory.devices import settle_heap
 from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import Note, Say, planned, planned as planned_line, status, warning
-from brim.planning import PlanRequest, TrainingPlan, keep, plan_run, short_plan, too_long, workers_asked
+from brim.planning import PlanRequest, TrainingPlan, keep, plan_run, short_plan, too_long
 from brim.report import listening, show
 from brim.session import Session, choice_notes, with_choices, with_length_of_labels
 from brim.train import RunFolder, RunLength
@@ -74,7 +74,7 @@ def plan(
     _require_training(loaded.config)
     data = dataset if dataset is not None else loaded.config.dataset
     _require_rows(num_rows, sequence_length, has_dataset=dataset is not None, has_data=data is not None)
-    ranks = workers_asked(loaded.config) if gpus is None else gpus
+    ranks = PlanRequest.ranks_asked(loaded.config) if gpus is None else gpus
     require_whole("gpus", ranks, most=MOST_GPUS)
     if device is None and memory_bytes is None and not torch.cuda.is_available():
         device = "cpu"
