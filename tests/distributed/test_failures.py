@@ -7,15 +7,17 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 from faults.several import together
-from tests.gallery import usual
+from tests.gallery import OUT, usual
 
 import brim
 from brim.distributed import PeerError, Place, Ranks, joined
 from brim.errors import InputError
+from brim.train import update
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available() or not hasattr(os, "fork"), reason="a fork, where no CUDA has begun"),
@@ -59,6 +61,22 @@ def test_a_rank_that_has_something_else_is_named(differs, codes, key, tiny_base,
     assert key in ended[1].error
     assert key in ended[0].error or "PeerError: rank 1 failed" in ended[0].error
     assert not output.exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_memory_that_runs_out_where_a_rank_clips_ends_all_at_once(rank, tiny_base, sums_file, tmp_path):
+    config, output = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 4}), tmp_path / "run"
+
+    def work(number: int) -> None:
+        if number == rank:
+            patch.object(update, "get_total_norm", side_effect=torch.OutOfMemoryError(OUT)).start()
+        brim.Model(config).train(output_directory=output, say=None)
+
+    ended = together(2, work, folder=tmp_path / "ranks", ends_all=False)
+    assert [each.code for each in ended] == [1, 1]
+    assert "OutOfMemoryError: step 1: memory ran out when the gradient was clipped" in ended[rank].error
+    assert "PeerError" in ended[1 - rank].error
+    assert max(each.late_s for each in ended) < 30  # the time-out is twice as long at least
 
 
 def test_a_rank_that_did_not_answer_is_not_waited_for_again(monkeypatch):

@@ -155,6 +155,8 @@ class Loop:
         except OutOfMemoryError as error:
             self._gradient.drop()
             restore_random_states(outcome.random_before)
+            if not job.ranks.is_first:  # which alone can save, and does not know of it
+                raise
             raise self._saved_first(error) from None
         failed = self._together.hear()
         if failed:
