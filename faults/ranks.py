@@ -92,9 +92,10 @@ class Runs:
         self._brim, self._folder = settings.brim, settings.folder
         self.project, self._whole = settings.folder / "project", settings.folder / "whole"
         self._chance, self._number = random.Random(settings.seed), 0
+        self._ranks = (2,) if settings.short else (2, 2, 2, 4)
         self.project.mkdir()
         make_subject(self.project, settings.brim)
-        if wrong := self._call("measure", self._whole):
+        if wrong := self._call("measure", self._whole, *sorted({1, *self._ranks})):
             raise RuntimeError(f"runs that nobody disturbed: {wrong}")
         self._moments = json.loads((self._whole / "moments.json").read_text())
         log = self._whole / "operations.log"
@@ -103,7 +104,7 @@ class Runs:
     def drawn(self, does: Sequence[str]) -> Order:
         """Draw what is to happen in a trial, when and to which rank."""
         chance = self._chance
-        ranks = chance.choice((2, 2, 2, 4))
+        ranks = chance.choice(self._ranks)
         order = Order(
             ranks=ranks,
             does=chance.choice(does),
@@ -159,12 +160,12 @@ def _among(order: Order, names: Sequence[str]) -> list[str]:
 # What the children of the process with the libraries do: each raises what is wrong.
 
 
-def measure(project: str, folder: str) -> None:
-    """Train undisturbed with 1, 2 and 4 ranks; write down each rank's moments, and the first one's operations."""
+def measure(project: str, folder: str, *numbers: str) -> None:
+    """Train undisturbed with so many ranks, 1 first; write down each one's moments, and operations of the first."""
     whole = Path(folder)
     whole.mkdir()
     moments = {}
-    for ranks in (1, 2, 4):
+    for ranks in map(int, numbers):
         here = whole / str(ranks)
         here.mkdir()
         environment = {0: watch(here, log=whole / "operations.log")} if ranks == 2 else {}
