@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -15,6 +16,7 @@ from faults.several import together
 from tests.gallery import OUT, usual
 
 import brim
+from brim.data.tokens import TokenRows
 from brim.distributed import PeerError, Place, Ranks, joined
 from brim.errors import InputError
 from brim.train import update
@@ -61,6 +63,20 @@ def test_a_rank_that_has_something_else_is_named(differs, codes, key, tiny_base,
     assert key in ended[1].error
     assert key in ended[0].error or "PeerError: rank 1 failed" in ended[0].error
     assert not output.exists()
+
+
+def test_the_rows_are_not_left_behind_where_a_rank_cannot_read_them(tiny_base, sums_file, tmp_path):
+    config, scratch = usual(tiny_base, dataset=str(sums_file)), tmp_path / "scratch"
+    scratch.mkdir()
+
+    def work(rank: int) -> None:
+        patch.object(tempfile, "tempdir", str(scratch)).start()
+        patch.object(TokenRows, "mapped", side_effect=MemoryError("no room")).start()
+        brim.Model(config).train(output_directory=tmp_path / "run", say=None)
+
+    ended = together(2, work, folder=tmp_path / "ranks", ends_all=False)
+    assert ["PeerError: rank 1 failed" in ended[0].error, "MemoryError: no room" in ended[1].error] == [True, True]
+    assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,27 +91,23 @@ def prepared_by_one(
     They get no source, no ledger and no notes, which the first process alone tells.
     """
     mine: list[tuple[Session, Source | None, Prepared]] = []
+    with ExitStack() as stack:  # the folder goes, too, where another process ends before it has mapped the files
 
-    def save() -> dict[str, Any]:
-        mine.append(prepare())
-        session, _, prepared = mine[0]
-        folder = Path(tempfile.mkdtemp(prefix="brim-rows-"))
-        for rows in prepared.splits.values():
-            rows.save(folder)
-        return {**sent(session), "folder": str(folder), "splits": list(prepared.splits)}
+        def save() -> dict[str, Any]:
+            mine.append(prepare())
+            session, _, prepared = mine[0]
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="brim-rows-")))
+            for rows in prepared.splits.values():
+                rows.save(folder)
+            return {**sent(session), "folder": str(folder), "splits": list(prepared.splits)}
 
-    told = ranks.local_first_does("rows", save)
-    folder = Path(told["folder"])
-    try:
-        if mine:
-            return mine[0]
-        splits = dict(zip(told["splits"], TokenRows.mapped(folder), strict=True))
-        ledger = Ledger(num_rows=sum(map(len, splits.values())))
-        return received(session, told), None, Prepared(splits=splits, ledger=ledger, notes=())
-    finally:
+        told = ranks.local_first_does("rows", save)
+        splits = {} if mine else dict(zip(told["splits"], TokenRows.mapped(Path(told["folder"])), strict=True))
         ranks.exchanged("mapped", lambda: True)  # a file that is mapped may be removed
-        if mine:
-            shutil.rmtree(folder, ignore_errors=True)
+    if mine:
+        return mine[0]
+    ledger = Ledger(num_rows=sum(map(len, splits.values())))
+    return received(session, told), None, Prepared(splits=splits, ledger=ledger, notes=())
 
 
 def sent(session: Session) -> dict[str, Any]:
