@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def run(settings: Settings) -> Iterator[Trial]:
 
 def _cases(runs: Runs) -> Iterator[Case]:
     for _ in range(NUM_TRIALS):
-        order = runs.drawn(_DOES)
+        order = replace(runs.drawn(_DOES), ends_all=True)
         yield Case(row=_ROW, name=str(order), judge=partial(_judged, order, runs))
 
 
