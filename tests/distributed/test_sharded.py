@@ -111,6 +111,27 @@ def test_a_killed_run_goes_on_with_any_number_of_ranks_sharded_or_not(tiny_base,
     assert (exported(run) - exported(tmp_path / "1")).norm() < 1e-5
 
 
+def test_a_rank_that_is_killed_within_a_pass_ends_the_others_by_themselves(tiny_base, sums_file, tmp_path):
+    config = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 2})
+
+    def work(rank):
+        sharded(rank)
+        whole, calls = gradient.next_token_loss, []
+
+        def killed(model, batch, **others):
+            calls.append(batch)
+            if rank == 1 and len(calls) == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return whole(model, batch, **others)
+
+        patch.object(gradient, "next_token_loss", killed).start()
+        brim.Model(config).train(output_directory=tmp_path / "2", say=None)
+
+    ended = together(2, work, folder=tmp_path / "ranks", ends_all=False)
+    assert (ended[0].code, ended[1].code) == (1, -signal.SIGKILL)
+    assert "PeerError: another process of the run ended" in ended[0].error
+
+
 def test_memory_that_runs_out_on_a_rank_ends_the_run_and_the_next_start_cuts_smaller(tiny_base, sums_file, tmp_path):
     config = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 4, "steps_per_checkpoint": 2})
     train(config, tmp_path / "1", ranks=1)

@@ -158,6 +158,16 @@ class Ranks:
         except RuntimeError as error:  # DistBackendError is one
             raise self._lost(error) from error
 
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Raise PeerError where a collective in the block fails, which another library made: a rank has ended."""
+        try:
+            yield
+        except RuntimeError as error:
+            if type(error).__name__ != "DistBackendError" and "/gloo/" not in str(error):
+                raise
+            raise self._lost(error) from error
+
     def copy_from_first(self, tensor: Tensor) -> None:
         """Fill a tensor with the first rank's. Raises PeerError as `add` does."""
         import torch.distributed as dist

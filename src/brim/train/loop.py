@@ -89,7 +89,8 @@ class Loop:
         Raises KeyboardInterrupt of a Problem, with the state saved, once `stop` is set.
         """
         try:
-            self._run(stop)
+            with self._job.ranks.awaited():
+                self._run(stop)
             self._saving.settle()
         except BrimError as error:
             with _both_told(error):

@@ -117,10 +117,11 @@ def sharding_note(ranks: Ranks, loaded: Loaded) -> Note | None:
     if loaded.sharded is None:
         return None
     here, whole = format_bytes(loaded.llm.held_bytes), format_bytes(loaded.sharded.whole_bytes)
+    over = format_count(ranks.size, "process", "processes")
     return Note(
-        f"sharded over {format_count(ranks.size, 'rank')}: {here} of the weights' {whole} are here; gradients are "
-        "reduced after each micro-batch, so that none stays whole; training stands still while a checkpoint is "
-        "written, of which each process writes its part"
+        f"sharded over {over}: {here} of the weights' {whole} are here; gradients are reduced after each micro-batch, "
+        "so that none stays whole; training stands still while a checkpoint is written, of which each process writes "
+        "its part"
     )
 
 
@@ -145,4 +146,5 @@ def whole_weights(ranks: Ranks, llm: LLM, sharded: Sharded | None) -> dict[str, 
     """
     if sharded is None:
         return None
-    return whole_on_first(ranks, {name: each for name, each in llm.model.named_parameters() if each.requires_grad})
+    with ranks.awaited():
+        return whole_on_first(ranks, {name: each for name, each in llm.model.named_parameters() if each.requires_grad})
