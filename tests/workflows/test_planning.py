@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from tests.integration.conftest import steps
+from tests.memory.tiny_architectures import write_folder
 from tests.workflows.planned_run import plan_of, ready, settings, tight, train, uneven
 
 import brim
@@ -289,3 +290,20 @@ def test_a_search_finds_the_batch_of_an_update(tiny_base, tmp_path, monkeypatch,
     assert f"the largest that fits: {searched}: 7 of the longest rows, 42 tokens" in choice["reason"]
     assert load_config(tmp_path / "run" / "config.yaml").config.trainer.effective_batch_size == 7
     assert f"trainer.effective_batch_size: 7 ({choice['reason']})" in said
+
+
+def test_weights_are_sharded_where_the_whole_model_fits_on_no_rank(tmp_path):
+    base = write_folder(tmp_path / "base", "llama", num_hidden_layers=2, hidden_size=512, intermediate_size=2048)
+    trainer = {"enable_gradient_checkpointing": False, **ONE_WAY}
+    config = settings(base, trainer=trainer, adapter=None)
+    rows = {"num_rows": 16, "sequence_length": 16}
+    plan = brim.plan(config, **rows, memory_bytes=2018 * 2**20, gpus=8, say=None)
+    whole, sharded = plan.candidates
+    assert (whole.fits, whole.way.is_sharded, sharded.fits, plan.chosen) == (False, False, True, sharded)
+    assert plan.strategy_reason.startswith(
+        "the whole model does not fit on each rank: no checkpointing, whole logits: "
+    )
+    assert (plan.num_ranks, plan.budget.limit_bytes, sharded.wire.update_bytes < 2000) == (8, 2018 * 2**20, True)
+    assert sharded.wire.round_bytes > 2 * 4 * 7 / 8 * 2 * 512 * 3 * 2048  # two layers' products, twice in four bytes
+    assert sharded.total_bytes <= plan.budget.limit_bytes - plan.budget.margin_bytes < whole.single_row_bytes
+    assert plan.step_seconds >= sharded.wire.round_s

@@ -339,7 +339,7 @@ def _cache_shape(shape: Key) -> CacheShape:
 def _on_the_wire(stream: EventStream, events: slice) -> int:
     """Return the bytes of all that FSDP2 gathers and reduces in these events, whole, as it is in its buffers."""
     born = zip(stream.storages[events], stream.places[events], strict=True)
-    sent = ("all_gather", "reduce_scatter_copy_in")
+    sent = ("fsdp::all_gather", "fsdp::reduce_scatter_copy_in")
     return sum(stream.sizes[storage] for storage, place in born if storage >= 0 and place.operator in sent)
 
 
