@@ -25,9 +25,10 @@ import brim
 from brim.config import load_config
 from brim.data.tokens import TokenRow
 from brim.distributed import Place, Sharded, joined, local, mesh_of
-from brim.errors import CheckpointError
-from brim.models import equip
+from brim.errors import CheckpointError, ConfigError
+from brim.models import equip, load_llm
 from brim.models.folders import locate
+from brim.session import open_session
 from brim.train import MicroBatchPass, build_optimizer, gradient
 from brim.train.checkpoints import CheckpointStore
 from brim.workflows.training import sharding, training
@@ -228,3 +229,24 @@ def test_a_rank_holds_what_is_predicted(changes, tmp_path):
         assert 0 <= buffers < 1024  # of the rotary embedding
         assert each["optimizer_state"] == at_end["optimizer_state"]
         assert each["peak"] == pytest.approx(predicted.allocated_bytes, rel=5e-3)
+
+
+def test_a_dummy_adds_nothing_whatever_its_loss_is(tiny_base, monkeypatch):
+    session = open_session(load_config(usual(tiny_base, adapter=None, precision="fp32")).config)
+    llm = load_llm(session.config, session.folder, session.device, trainable=True)
+    whole = gradient.next_token_loss
+    monkeypatch.setattr(gradient, "next_token_loss", lambda *given, **others: whole(*given, **others) + float("inf"))
+    row = TokenRow(key=0, input_ids=np.arange(2, dtype=np.int32), supervised=np.ones(2, dtype=bool))
+    work = MicroBatchPass(llm=llm, pad_id=0, scaler=torch.amp.GradScaler("cpu", enabled=False))
+    assert work([row], 1, step=0, counts=False) == 0
+    assert all(weight.grad.eq(0).all() for weight in llm.model.parameters())
+
+
+def test_what_cannot_be_sharded_is_refused_by_name(tiny_base):
+    trainer = {"optimizer": {"type": "adafactor"}, "noise_scale_every": 4}
+    config = load_config(usual(tiny_base, trainer=trainer, precision="fp16-mixed", quantization={"bits": 4})).config
+    with pytest.raises(ConfigError) as caught:
+        sharding.require_shardable(config)
+    keys = [problem.where for problem in caught.value.problems]
+    assert keys == ["quantization", "precision", "trainer.optimizer.type", "trainer.noise_scale_every"]
+    assert all("or set backend.trainer.strategy: ddp" in problem.fix for problem in caught.value.problems)

@@ -16,7 +16,6 @@ from .reduction import (
     vector_bytes as vector_bytes,
 )
 from .sharding import (
-    Box as Box,
     Sharded as Sharded,
     box_of as box_of,
     is_sharded as is_sharded,

@@ -20,7 +20,7 @@ from brim.data.tokens import TokenRow, TokenRows, collate, pack
 from brim.infer.engines import Batches, Response, RowsAtOnce, longest_first
 from brim.infer.metrics.answers import Floats, Measure
 from brim.models import Precision
-from brim.models.loss import LogitHead, RowScores, next_token_scores, target_logits
+from brim.models.loss import LogitHead, next_token_scores, target_logits
 from brim.models.packing import PackedAttention, passing
 
 _MOST_TOKENS = 4096
@@ -191,7 +191,7 @@ def score_rows(
     head: LogitHead | None = None,
     packed: PackedAttention | None = None,
     on_batch: Callable[[int], None] = lambda rows: None,
-    run: Callable[[Callable[[], RowScores]], RowScores] = lambda work: work(),
+    run: Callable[[Callable[[], Any]], Any] = lambda work: work(),
 ) -> Scores:
     """Score each row under teacher forcing, without gradients; the model's training mode is left as it was.
 

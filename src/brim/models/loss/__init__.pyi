@@ -2,7 +2,6 @@ from .chunked import chunk_rows as chunk_rows, fullest_chunks as fullest_chunks
 from .next_token import (
     LogitHead as LogitHead,
     NoLogitHead as NoLogitHead,
-    RowScores as RowScores,
     base_model as base_model,
     logit_head as logit_head,
     next_token_loss as next_token_loss,
