@@ -245,7 +245,7 @@ def _badly_ended(order: Order, rank: int, ended: Ended, said: str) -> str:
     """What is wrong with how a rank ended, and what it said."""
     wrong, is_hit = "", rank == order.rank
     limit_s = _SOON_S if order.ends_all and order.does != "stop" else TIMEOUT_S + _GRACE_S
-    killed = ended.was_told and ended.code in (-signal.SIGTERM, -signal.SIGKILL)
+    asked = ended.was_told and ended.code in (-signal.SIGTERM, -signal.SIGKILL, 130)
     if "Traceback" in said or "bug in brim" in said:
         wrong = "a traceback"
     elif ended.late_s > limit_s:
@@ -256,12 +256,12 @@ def _badly_ended(order: Order, rank: int, ended: Ended, said: str) -> str:
         wrong = "" if ended.code == 0 else f"exit code {ended.code}"
     elif order.does in ("SIGINT", "SIGTERM"):
         by_signal = ended.code == -signal.SIGTERM and order.does == "SIGTERM"  # before the loop, and after it
-        wrong = "" if ended.code in (0, 130) or by_signal or killed else f"exit code {ended.code}"
+        wrong = "" if ended.code in (0, 130) or by_signal or asked else f"exit code {ended.code}"
     elif is_hit:
         wrong = "" if ended.code == 1 and "ran out of memory" in said else f"exit code {ended.code}"
     elif ended.code == 1 and not any(each in said for each in PEER_SAID):
         wrong = "it does not say that another one failed"
-    elif ended.code not in (0, 1) and not killed:
+    elif ended.code not in (0, 1) and not asked:
         wrong = f"exit code {ended.code}"
     return wrong and f"rank {rank}: {wrong}: …{said.strip()[-400:]}"
 
@@ -299,15 +299,24 @@ def _require_alike(run: Path, whole: Path) -> None:
         raise AssertionError(f"the log has more {[*(more - less)]}, less {[*(less - more)]}")
     for (key, loss), (_, expected) in zip(ours, theirs, strict=True):
         assert math.isclose(loss, expected, rel_tol=_WITHIN), f"the loss of {key} is {loss} instead of {expected}"
-    files, wanted = (
-        {path.relative_to(folder).as_posix() for path in folder.rglob("*") if "tensorboard" not in path.parts}
-        for folder in (run, whole)
-    )
+    files, wanted = (_files(folder) for folder in (run, whole))
     assert files == wanted, f"left: {sorted(files - wanted)}, missing: {sorted(wanted - files)}"
     one, other = (load_file(folder / "model" / "adapter_model.safetensors") for folder in (run, whole))
     assert one.keys() == other.keys(), "the model has other weights"
     far = max(float((one[name] - other[name]).abs().max()) for name in one)
     assert far < 1e-3, f"a weight differs by {far}"
+
+
+def _files(run: Path) -> set[str]:
+    """The names of a run's files; of its checkpoints, the best and the newest: an interruption saves others, too."""
+    *older, newest = sorted((run / "checkpoints").glob("step-*"))
+    best_step = json.loads((newest / "state.json").read_text())["train"]["best_step"]
+    passed = {path.name for path in older} - {f"step-{best_step:08d}"}
+    return {
+        path.relative_to(run).as_posix()
+        for path in run.rglob("*")
+        if "tensorboard" not in path.parts and not passed.intersection(path.parts)
+    }
 
 
 def _log(run: Path) -> list[tuple[tuple[object, ...], float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -19,7 +20,7 @@ import brim
 from brim.data.tokens import TokenRows
 from brim.distributed import PeerError, Place, Ranks, joined
 from brim.errors import InputError
-from brim.train import update
+from brim.train import gradient, update
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available() or not hasattr(os, "fork"), reason="a fork, where no CUDA has begun"),
@@ -63,6 +64,37 @@ def test_a_rank_that_has_something_else_is_named(differs, codes, key, tiny_base,
     assert key in ended[1].error
     assert key in ended[0].error or "PeerError: rank 1 failed" in ended[0].error
     assert not output.exists()
+
+
+class InterruptedAfter(brim.Observer):
+    def __init__(self, step):
+        self._step = step
+
+    def write(self, record):
+        if record["step"] == self._step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_rank_that_was_asked_to_stop_does_not_call_it_a_failure_that_another_has_not_waited(
+    tiny_base, sums_file, tmp_path
+):
+    config = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 4, "steps_per_checkpoint": 100})
+
+    def work(rank: int) -> None:
+        if rank == 1:
+            whole, calls = gradient.next_token_loss, []
+
+            def loss(*arguments, **options):
+                calls.append(1)
+                return whole(*arguments, **options) if len(calls) < 3 else os._exit(130)
+
+            patch.object(gradient, "next_token_loss", loss).start()
+        brim.Model(config).train(output_directory=tmp_path / "run", observer=InterruptedAfter(2), say=None)
+
+    first, _ = together(2, work, folder=tmp_path / "ranks", ends_all=False)
+    assert first.error.startswith("KeyboardInterrupt")
+    assert "stopped amid step 3, which is not saved" in first.error
+    assert "another process of the run ended" in first.error
 
 
 def test_the_rows_are_not_left_behind_where_a_rank_cannot_read_them(tiny_base, sums_file, tmp_path):

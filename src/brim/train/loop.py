@@ -95,6 +95,9 @@ class Loop:
         except BrimError as error:
             with _both_told(error):
                 self._saving.settle()
+            if isinstance(error, PeerError) and stop.is_set():  # all were asked, and another one has not waited
+                stopped = Problem(what=f"stopped amid step {self.state.step + 1}, which is not saved")
+                raise interruption(stopped, *error.problems) from None
             raise
         finally:
             self._saving.close()
@@ -340,7 +343,7 @@ def stop_request() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def interruption(problem: Problem) -> KeyboardInterrupt:
+def interruption(*problems: Problem) -> KeyboardInterrupt:
     """Return Python's own exception for Ctrl-C, which tells what was saved and how to go on.
 
     When Python exits, torch._dynamo imports tabulate, whose `eval` makes Python forget that it was interrupted: it
@@ -348,4 +351,4 @@ def interruption(problem: Problem) -> KeyboardInterrupt:
     """
     with suppress(ImportError):
         importlib.import_module("tabulate")
-    return KeyboardInterrupt(problem)
+    return KeyboardInterrupt(*problems)
