@@ -71,7 +71,7 @@ class InterruptedAfter(brim.Observer):
         self._step = step
 
     def write(self, record):
-        if record["step"] == self._step:
+        if record["step"] == self._step and "learning_rate" in record:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -95,6 +95,18 @@ def test_a_rank_that_was_asked_to_stop_does_not_call_it_a_failure_that_another_h
     assert first.error.startswith("KeyboardInterrupt")
     assert "stopped amid step 3, which is not saved" in first.error
     assert "another process of the run ended" in first.error
+
+
+def test_a_request_to_stop_in_the_last_step_is_heard_by_all(tiny_base, sums_file, tmp_path):
+    config = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 4})
+
+    def work(rank: int) -> None:
+        brim.Model(config).train(output_directory=tmp_path / "run", observer=InterruptedAfter(8), say=None)
+
+    for each in together(2, work, folder=tmp_path / "ranks", ends_all=False):
+        assert each.error.startswith("KeyboardInterrupt")
+        assert "stopped after step 8" in each.error
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("*8")] == ["step-00000008"]
 
 
 def test_the_rows_are_not_left_behind_where_a_rank_cannot_read_them(tiny_base, sums_file, tmp_path):

@@ -22,6 +22,7 @@ from .sharding import (
     like as like,
     local as local,
     mesh_of as mesh_of,
+    sharding_obstacles as sharding_obstacles,
     whole as whole,
     whole_on_first as whole_on_first,
 )

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from brim.batching.memory import is_out_of_memory
+from brim.config.schema import Config
 from brim.distributed.ranks import Ranks
 from brim.errors import ConfigError, OutOfMemoryError
 from brim.models.loss import base_model
@@ -184,3 +185,23 @@ def whole_on_first(ranks: Ranks, tensors: Mapping[str, Tensor]) -> dict[str, Ten
         if ranks.is_first:
             kept[name] = gathered.cpu()
     return kept
+
+
+_OPTIMIZERS = ("adam", "adamw", "sgd")  # element by element, as shards allow; in torch, which knows their tensors
+
+
+def sharding_obstacles(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield what cannot be sharded, its key, and what would do instead."""
+    trainer = config.finetune_trainer
+    if config.quantization is not None:
+        yield f"weights in {config.quantization.bits} bits", "quantization", "take it out"
+    if config.precision == "fp16-mixed":
+        yield "a scaled loss", "precision", "set it to bf16-mixed or fp32"
+    if trainer.optimizer.type not in _OPTIMIZERS:
+        yield trainer.optimizer.type, "trainer.optimizer.type", f"set it to one of {', '.join(_OPTIMIZERS)}"
+    if trainer.batch_adaptation is not None:
+        yield "a batch that grows with the gradient's noise", "trainer.batch_adaptation", "take it out"
+    elif trainer.noise_scale_every is not None:
+        yield "measuring the gradient's noise", "trainer.noise_scale_every", "take it out"
+    if trainer.batch_size == "auto" and trainer.batch_search != "predict":
+        yield "a search for the batch size", "trainer.batch_search", "set it to predict"

@@ -71,7 +71,10 @@ class Task:
         longest_s = mean_s = alone_s = 0.0
         num_dealt = num_alone = 0
         for lengths in self._some_steps():
-            alone, dealt = cutter.cut(lengths), deal(cutter, lengths, ranks=wire.num_ranks)
+            alone, dealt = (
+                cutter.cut(lengths),
+                deal(cutter, lengths, ranks=wire.num_ranks, in_lockstep=wire.round_bytes > 0),
+            )
             passes = [[_seconds_of(each, costs) for each in mine] for mine in dealt]
             num_dealt, num_alone = num_dealt + sum(map(len, dealt)), num_alone + len(alone)
             alone_s += sum(_seconds_of(each, costs) for each in alone)

@@ -18,7 +18,7 @@ from brim.config import EFFECTIVE, Choice, ways_given, with_effective_rows
 from brim.config.schema import Config, FinetuneTrainer
 from brim.config.text import dotted
 from brim.data.tokens import TokenRows, rows_of_step
-from brim.distributed import vector_bytes
+from brim.distributed import sharding_obstacles, vector_bytes
 from brim.errors import ConfigError
 from brim.infer.engines import MemoryRoom, StaticEngine, generation_settings
 from brim.memory import ConfigWorkload, tracing
@@ -222,7 +222,7 @@ class PlanRequest(Request):
     def sharded(self) -> Sequence[bool]:
         """Return whether the weights may be sharded over the ranks, the preferred answer first."""
         asked = strategy_asked(self.config)
-        if self.ranks == 1 or asked == "ddp":
+        if self.ranks == 1 or asked == "ddp" or (asked != "fsdp" and any(sharding_obstacles(self.config))):
             return (False,)
         return (True,) if asked == "fsdp" else (False, True)
 

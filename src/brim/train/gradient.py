@@ -186,7 +186,8 @@ class Gradient:
         if self._reduction is None:
             return indices, None
         ranks, lengths = self._job.ranks, self._job.rows.lengths[indices]
-        dealt = deal(self._job.cutter, lengths, ranks=ranks.size, num_groups=num_groups)
+        is_sharded = self._job.sharded is not None
+        dealt = deal(self._job.cutter, lengths, ranks=ranks.size, num_groups=num_groups, in_lockstep=is_sharded)
         self._digest = zlib.crc32(np.concatenate([_listed(of_rank) for of_rank in dealt]).tobytes())
         mine, start = dealt[ranks.rank], 0
         cut = []

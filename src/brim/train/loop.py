@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -118,14 +118,19 @@ class Loop:
             ):
                 self._end_stretch()
             if self._together.stops(stop):
-                self._saving.save()
-                raise interruption(
-                    Problem(
-                        what=f"stopped after step {state.step}",
-                        where=str(job.store.folder.parent),
-                        fix="continue with --resume, in Python with resume=True",
-                    )
-                )
+                self._stop()
+        if any(job.ranks.exchanged("stopping", stop.is_set)):  # since the last sum
+            self._stop()
+
+    def _stop(self) -> NoReturn:
+        self._saving.save()
+        raise interruption(
+            Problem(
+                what=f"stopped after step {self.state.step}",
+                where=str(self._job.store.folder.parent),
+                fix="continue with --resume, in Python with resume=True",
+            )
+        )
 
     @property
     def _goes_on(self) -> bool:

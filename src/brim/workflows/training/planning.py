@@ -284,7 +284,6 @@ def plan_of_run(
             say(warning(line, topic="plan"))
         return RunPlan(session=session, request=request, plan=None)
     request = planned.request
-    _require_replicated(planned.plan)
     if planned.plan.chosen is None and request.task.fixed_rows is None:
         raise InputError(*too_long(planned.plan))
     heap = _settle_heap(planned.plan, request)
@@ -311,15 +310,6 @@ def _without_plan(request: PlanRequest) -> Iterator[str]:
         yield (
             "the memory does not bound trainer.batch_increase_function here, since how many rows fit cannot be "
             "predicted; trainer.max_batch_size does"
-        )
-
-
-def _require_replicated(plan: TrainingPlan) -> None:
-    """Raise InputError where the model would have to be sharded."""
-    if plan.chosen is not None and plan.chosen.way.is_sharded:
-        raise InputError(
-            what=f"the model would be sharded ({plan.strategy_reason}), and brim trains whole models on each rank",
-            fix="; or ".join(("set backend.trainer.strategy: ddp, which says what would fit", *plan.helps)),
         )
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 
 from brim.batching import Cutter
 from brim.config.schema import Config
-from brim.distributed import Ranks, Sharded, mesh_of, whole_on_first
+from brim.distributed import Ranks, Sharded, mesh_of, sharding_obstacles, whole_on_first
 from brim.errors import ConfigError, Problem
 from brim.memory.closed_form import counted_state_bytes
 from brim.models import LLM, load_llm
@@ -25,9 +24,6 @@ from brim.train import RunFolder
 from brim.units import format_bytes, format_count
 
 _STRATEGY = "backend.trainer.strategy"
-
-
-_OPTIMIZERS = ("adam", "adamw", "sgd")  # element by element, as shards allow; in torch, which knows their tensors
 
 
 def is_sharded_run(config: Config, ranks: Ranks) -> bool:
@@ -40,27 +36,10 @@ def require_shardable(config: Config) -> None:
     """Raise ConfigError, with all that stands against it, where a run cannot be sharded."""
     problems = [
         Problem(what=f"{_STRATEGY}: fsdp does not go with {what}", where=where, fix=f"{fix}, or set {_STRATEGY}: ddp")
-        for what, where, fix in _obstacles(config)
+        for what, where, fix in sharding_obstacles(config)
     ]
     if problems:
         raise ConfigError(*problems)
-
-
-def _obstacles(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield what cannot be sharded, its key, and what would do instead."""
-    trainer = config.finetune_trainer
-    if config.quantization is not None:
-        yield f"weights in {config.quantization.bits} bits", "quantization", "take it out"
-    if config.precision == "fp16-mixed":
-        yield "a scaled loss", "precision", "set it to bf16-mixed or fp32"
-    if trainer.optimizer.type not in _OPTIMIZERS:
-        yield trainer.optimizer.type, "trainer.optimizer.type", f"set it to one of {', '.join(_OPTIMIZERS)}"
-    if trainer.batch_adaptation is not None:
-        yield "a batch that grows with the gradient's noise", "trainer.batch_adaptation", "take it out"
-    elif trainer.noise_scale_every is not None:
-        yield "measuring the gradient's noise", "trainer.noise_scale_every", "take it out"
-    if trainer.batch_size == "auto" and trainer.batch_search != "predict":
-        yield "a search for the batch size", "trainer.batch_search", "set it to predict"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
