@@ -13,7 +13,7 @@ from tests.chatml import conversation
 from tests.cli.conftest import records, write
 
 from brim import Model
-from brim.distributed import Launched
+from brim.distributed.launch import Launched
 from brim.errors import InputError
 from brim.planning import TrainingPlan
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from brim.distributed import Launched, Place, launch_processes, num_processes
+from brim.distributed import Place, launch_processes, num_processes
+from brim.distributed.launch import Launched
 from brim.errors import BrimError, InputError
 
 WORKER = str(Path(__file__).with_name("worker.py"))

@@ -1,6 +1,5 @@
 from .dealing import busy_share as busy_share, deal as deal, lockstep as lockstep
 from .launch import (
-    Launched as Launched,
     Place as Place,
     launch_processes as launch_processes,
     leave_message as leave_message,
