@@ -34,9 +34,9 @@ def few_modules(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dataset, "stdlib_modules", partial(dataset.stdlib_modules, library))
-        subject._training_rows.cache_clear()
+        subject.training_rows.cache_clear()
         yield
-    subject._training_rows.cache_clear()
+    subject.training_rows.cache_clear()
 
 
 SCENARIO = Scenario(

@@ -33,7 +33,7 @@ OPTIONS = {
     "check": "--dataset --show --rows --json",
     "memory": "--batch-size --sequence-length --device --memory --phase --world-size --offload --compare --explain "
     "--measure --layers --steps --plot --json",
-    "plan": "--dataset --device --memory --replan --json --rows --sequence-length",
+    "plan": "--dataset --device --memory --gpus --replan --json --rows --sequence-length",
     "train": "--dataset --output-directory --resume --gpus --replan --json",
     "verify-resume": "--steps --from-step --dataset --keep --json",
     "compare": "--dataset --seeds --output-directory --resume --markdown --json",

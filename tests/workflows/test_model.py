@@ -231,7 +231,7 @@ def test_what_was_not_trained_says_so_once_a_call_also_after_a_training_that_fai
     brim.Model.load(tmp_path / "run").evaluate(sums_file, say=said.append)
     assert UNTRAINED not in said
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr("brim.workflows.training.training.load_llm", lambda *arguments, **more: 1 / 0)
+        patch.setattr("brim.workflows.training.sharding.load_llm", lambda *arguments, **more: 1 / 0)
         model.train(sums_file, output_directory=tmp_path / "other")
     said.clear()
     model.evaluate(sums_file, say=said.append)
@@ -259,9 +259,9 @@ def test_without_training_there_is_a_note_on_what_has_no_effect(zero_shot, sums_
 
 
 def test_training_holds_one_model_in_memory(config, sums_file, tmp_path, monkeypatch):
-    from brim.workflows.training import training
+    from brim.workflows.training import sharding
 
-    model, load, alive = brim.Model(config), training.load_llm, []
+    model, load, alive = brim.Model(config), sharding.load_llm, []
     model.evaluate(sums_file)
     evaluated = weakref.ref(model._weights().model)
 
@@ -270,16 +270,20 @@ def test_training_holds_one_model_in_memory(config, sums_file, tmp_path, monkeyp
         alive.append(evaluated() is not None)
         return load(*arguments, **more)
 
-    monkeypatch.setattr(training, "load_llm", look_and_load)
+    monkeypatch.setattr(sharding, "load_llm", look_and_load)
     model.train(sums_file, output_directory=tmp_path / "run")
     assert alive == [False]
 
 
-def test_several_processes_are_refused_before_a_folder_is_made(config, sums_file, tmp_path, monkeypatch):
+def test_several_processes_are_refused_where_they_do_not_share_or_have_no_place(
+    config, sums_file, tmp_path, monkeypatch
+):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with refused("WORLD_SIZE: several processes are not supported … asks for 2 … fix", by=brim.InputError):
+    with refused("environment: RANK is not set, but WORLD_SIZE=2 is … expected … fix", by=brim.InputError):
         brim.Model(config).train(sums_file, output_directory=tmp_path / "run", resume=True)
     assert not (tmp_path / "run").exists()
+    with refused("WORLD_SIZE: several processes are not supported here … asks for 2 … fix", by=brim.InputError):
+        brim.Model(config).evaluate(sums_file)
 
 
 def test_a_given_run_that_is_trained_further_calls_no_function_by_itself(gallery, tmp_path, monkeypatch):

@@ -183,7 +183,7 @@ def test_phases_without_a_step_are_told_of_the_key_that_made_them_also_where_the
 
 
 def test_a_phase_that_cannot_be_is_refused_before_anything_is_loaded(tiny_base, tmp_path, monkeypatch):
-    monkeypatch.setattr("brim.workflows.training.training.load_llm", None)
+    monkeypatch.setattr("brim.workflows.training.sharding.load_llm", None)
     monkeypatch.setattr("brim.planning.training.traced", None)
     noise = {"batch_adaptation": {"type": "noise_scale", "min": 2, "max": 32}}
     for size, way, message in (

@@ -205,7 +205,7 @@ def test_rows_that_do_not_fit_are_named_before_anything_is_loaded_unless_their_n
 ):
     under(monkeypatch, 300_000)
     with monkeypatch.context() as patch, pytest.raises(brim.InputError) as caught:
-        patch.setattr("brim.workflows.training.training.load_llm", None)
+        patch.setattr("brim.workflows.training.sharding.load_llm", None)
         train(settings(tiny_base), tmp_path / "run")
     (problem,) = caught.value.problems
     assert problem.what.startswith("rows do not fit even alone: row 23 (42 tokens")

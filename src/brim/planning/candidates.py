@@ -109,9 +109,9 @@ class Task:
             total_bytes=max(taken.total_bytes + more_bytes, taken.single_row_bytes),
             cap_bytes=cap_bytes,
             cap_binds=self.epoch(now, cap_bytes=_NO_CAP).widest.peak_bytes > cap_bytes,
-            seconds_per_epoch=taken.seconds_per_epoch + totals.seconds - had_s,
+            seconds_per_epoch=taken.seconds_per_epoch + (totals.seconds - had_s),
             busy_share=busy_share,
-            seconds_per_epoch_alone=None if alone_s is None else alone_s + alone.seconds - had.seconds,
+            seconds_per_epoch_alone=None if alone_s is None else alone_s + (alone.seconds - had.seconds),
         )
 
 
