@@ -69,13 +69,8 @@ class AdapterVariant:
         down, up = module.lora_A[active_adapter].weight, module.lora_B[active_adapter].weight
         if mask is None and not torch.is_grad_enabled():  # a token at a time, the function's own cost counts
             return result + linear(linear(kept, down.to(dtype)), up.to(dtype)).mul_(scale).to(result.dtype)
-        base = module.get_base_layer()
-        is_free = not base._forward_hooks  # which may have kept it
-        # Its gradient for x comes with the adapter's, not by autograd's node, unless that is of another adapter.
-        is_alone = kept is x and x.requires_grad and len(module.active_adapters) == 1
-        weight = base.weight if is_alone and _is_frozen(base, result) else None
-        given = result if weight is None else result.detach()
-        arguments = (given, x, kept, product, weight, down, up, scale, mask, is_free)
+        is_free = not module.get_base_layer()._forward_hooks  # which may have kept it
+        arguments = (result, x, kept, product, down, up, scale, mask, is_free)
         out: Tensor = AdapterFunction.apply(*arguments)  # type: ignore[no-untyped-call]
         return out
 
@@ -104,9 +99,8 @@ class AdapterFunction(torch.autograd.Function):
     """Add an adapter's product to the output of its base layer.
 
     result: [..., O]. x: [..., I], for its gradient. kept: x in the dtype of the products, which it may be already.
-    product: the node that multiplied x, whose factors are kept instead; None: there is none. weight: the base layer's
-    [O, I], by which the gradient of x is complete; None: the result brings its own. down, up: [r, I] and [O, r], in any
-    dtype. mask: of [N, I]; None keeps all of it. is_free: nobody else holds the result.
+    product: the node that multiplied x, whose factors are kept instead; None: there is none. down, up: [r, I] and
+    [O, r], in any dtype. mask: of [N, I]; None keeps all of it. is_free: nobody else holds the result.
     """
 
     @staticmethod
@@ -116,7 +110,6 @@ class AdapterFunction(torch.autograd.Function):
         x: Tensor,
         kept: Tensor,
         product: Node | None,
-        weight: Tensor | None,
         down: Tensor,
         up: Tensor,
         scale: float,
@@ -128,7 +121,7 @@ class AdapterFunction(torch.autograd.Function):
             drawn, held = mask.draw(flat)
             flat = flat * drawn
         hidden = flat @ down.to(kept.dtype).t()
-        ctx.save_for_backward(None if product is not None else kept, hidden, held, weight, down, up)
+        ctx.save_for_backward(None if product is not None else kept, hidden, held, down, up)
         ctx.product, ctx.scale, ctx.mask, ctx.dtype = product, scale, mask, x.dtype
         # A view's history would be rewritten, at the cost of copies; within bitsandbytes' functions it is refused.
         in_place = is_free and result.is_contiguous() and not result._is_view()
@@ -148,10 +141,10 @@ class AdapterFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        kept, hidden, held, weight, down, up = ctx.saved_tensors
+        kept, hidden, held, down, up = ctx.saved_tensors
         if kept is None:
             kept = _PRODUCTS[ctx.product.name()](ctx.product)
-        _, needs_x, _, _, _, needs_down, needs_up, _, _, _ = ctx.needs_input_grad
+        _, needs_x, _, _, needs_down, needs_up, _, _, _ = ctx.needs_input_grad
         flat = grad.reshape(-1, grad.shape[-1]).to(kept.dtype)
         of_x = of_down = of_up = None
         if needs_up:
@@ -163,19 +156,8 @@ class AdapterFunction(torch.autograd.Function):
             of_down = (of_hidden.t() @ (rows if mask is None else rows * mask)).to(down.dtype)
         if needs_x:
             of_x = of_hidden @ down.to(kept.dtype)
-            of_x = of_x if mask is None else of_x.mul_(mask)
-            if weight is not None:
-                of_x.addmm_(flat, weight)
-            of_x = of_x.view(*grad.shape[:-1], -1).to(ctx.dtype)
-        return grad, of_x, None, None, None, of_down, of_up, None, None, None
-
-
-def _is_frozen(base: nn.Module, result: Tensor) -> bool:
-    """Return whether a base layer is plain and linear, in the products' dtype, and neither trains nor has hooks."""
-    if type(base) is not nn.Linear or "forward" in vars(base) or base.weight.dtype != result.dtype:
-        return False
-    hooks = (base._forward_hooks, base._forward_pre_hooks, base._backward_hooks, base._backward_pre_hooks)
-    return not any(hooks) and not any(weight.requires_grad for weight in base.parameters(recurse=False))
+            of_x = (of_x if mask is None else of_x.mul_(mask)).view(*grad.shape[:-1], -1).to(ctx.dtype)
+        return grad, of_x, None, None, of_down, of_up, None, None, None
 
 
 def _gated(node: Any) -> Tensor:
