@@ -133,6 +133,7 @@ def train(config, dataset, folder):
     warnings.simplefilter("ignore")
     # Freed tensors go back to the system at once, so that the limit is on those that are alive.
     assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 65536)
+    os.environ["MALLOC_TRIM_THRESHOLD_"] = "65536"  # so that brim leaves that as it is
     for mib in (None, 12):
         brim.Model(config).train(dataset, output_directory=f"{folder}/{mib}", observer=Limit(mib), say=None)
 
