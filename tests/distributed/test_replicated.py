@@ -27,6 +27,10 @@ KINDS = {
     "packed": (LORA, {"dropout_by_row": True, "packing": True}),
     "sgd": ({"adapter": None}, {"optimizer": {"type": "sgd"}, "learning_rate": 0.1}),
     "adam": ({"adapter": None}, {"optimizer": {"type": "adamw"}, "learning_rate": 0.001, "noise_scale_every": 3}),
+    "fewer rows than ranks": (
+        {**LORA, "precision": "fp16-mixed"},
+        {"dropout_by_row": True, "batch_size": 1, "effective_batch_size": 1, "train_steps": 3},
+    ),
     "4 bits": ({**LORA, "quantization": {"bits": 4}}, {"dropout_by_row": True}),
 }
 
@@ -65,7 +69,7 @@ def assert_alike(one: Path, other: Path, *, within: float) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_is_that_of_one_process(kind, tiny_base, sums_file, tmp_path):
     changes, trainer = KINDS[kind]
-    config = usual(tiny_base, dataset=str(sums_file), trainer={**trainer, "batch_size": 2}, **changes)
+    config = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 2, **trainer}, **changes)
     alone = train(config, tmp_path / "1", ranks=1)[0]
     for ranks in (2, 4) if kind == "lora" else (2,):
         told = results(train(config, tmp_path / str(ranks), ranks=ranks))

@@ -47,6 +47,8 @@ class Loop:
         self.state = state
         self._num_out_of_memory = 0
         self._scaler = torch.amp.GradScaler(job.llm.device.type, enabled=job.llm.precision.scales_loss)
+        if job.ranks.are_several:  # the scaler makes its scale with the first loss, and a rank may have no row yet
+            self._scaler.scale(torch.zeros((), device=job.llm.device))
         self._gradient = Gradient(job, self._scaler, self._hear)
         self._update = WeightUpdate(job, state, self._gradient, self._scaler, self._hear)
         self._course = BatchCourse(job.length, measure_every=job.measure_every, saved=state.batch_course)
