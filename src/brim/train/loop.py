@@ -106,6 +106,7 @@ class Loop:
 
     def _run(self, stop: threading.Event) -> None:
         job, state = self._job, self.state
+        job.ranks.exchanged("ready", lambda: True)  # reading a checkpoint may take longer than a collective waits
         self._peaks.most_bytes()  # what loading took counts, too
         if self._saving.owes_evaluation:
             self._end_stretch()

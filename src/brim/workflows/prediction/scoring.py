@@ -125,6 +125,8 @@ def _scored_by(
     """Score rows, each rank its part of them: every so many-th of those in order of length."""
     if not ranks.are_several:
         return scored(llm, session, rows, batches)
+    if sharded is not None:  # to read the best weights may take longer than a collective waits
+        ranks.exchanged("to score", lambda: True)
     order = longest_first(rows)
     mine = rows.take(order[ranks.rank :: ranks.size])
 
