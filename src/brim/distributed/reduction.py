@@ -160,7 +160,7 @@ def _vector(ranks: Ranks, losses: Tensor, share: Share, others: list[float], *, 
     numbers = [0.0] * (ranks.size * len(_FIELDS))
     start = ranks.rank * len(_FIELDS)
     numbers[start : start + len(_FIELDS)] = map(float, astuple(share))
-    of_share = torch.tensor([*numbers, *others], dtype=torch.float64).to(device)
+    of_share = torch.tensor([*numbers, *others], dtype=torch.float64).to(device, non_blocking=True)
     return torch.cat([losses.double().sum()[None].to(device), of_share])
 
 
