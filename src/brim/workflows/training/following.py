@@ -24,7 +24,7 @@ from brim.data.read import Ledger, Source
 from brim.data.tokens import TokenRows
 from brim.distributed import Ranks
 from brim.errors import InputError
-from brim.memory.devices import budget_of, device_at_hand, settle_heap
+from brim.memory.devices import Budget, Device, budget_of, device_at_hand, enforce, settle_heap
 from brim.models import LLM
 from brim.planning import TrainingPlan
 from brim.session import Session, Shortfall, say_nothing
@@ -60,8 +60,7 @@ def with_least_memory(ranks: Ranks, session: Session) -> Session:
         return session
 
     def room() -> tuple[int, str]:
-        device = device_at_hand(session.device).among(session.num_processes)
-        budget = budget_of(session.config.memory, device, is_at_hand=True)
+        _, budget = _budget_here(session)
         return budget.limit_bytes - budget.outside_bytes, budget.limit_reason
 
     rooms = ranks.exchanged("memory", room)
@@ -72,6 +71,11 @@ def with_least_memory(ranks: Ranks, session: Session) -> Session:
         return session
     why = f"rank {rank} may take {format_bytes(less_bytes)} less than rank {ranks.rank}: {reason}"
     return replace(session, shortfall=Shortfall(num_bytes=less_bytes, reason=why))
+
+
+def _budget_here(session: Session) -> tuple[Device, Budget]:
+    device = device_at_hand(session.device).among(session.num_processes)
+    return device, budget_of(session.config.memory, device, is_at_hand=True, shortfall=session.shortfall)
 
 
 def _keys(section: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
@@ -198,6 +202,9 @@ def follow(session: Session, prepared: Prepared, run: RunFolder, ranks: Ranks) -
             expected="the same folder in all processes, on a file system that all machines share",
             fix="give each process the same --output-directory, there",
         )
+    if session.config.memory.budget != "auto":
+        device, budget = _budget_here(session)
+        enforce(budget, device)
     loaded = loaded_for(ranks, session)
     llm, sharded = loaded.llm, loaded.sharded
     told = ranks.heard("launched")
