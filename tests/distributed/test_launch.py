@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from brim.distributed import Place, launch_processes, num_processes
+from brim.distributed import Place, joined, launch_processes, num_processes
 from brim.distributed.launch import Launched
 from brim.errors import BrimError, InputError
 
@@ -164,3 +164,11 @@ def test_gpus_that_are_not_there_are_refused(monkeypatch, gpus, num_workers, num
     with pytest.raises(InputError) as refused:
         num_processes(gpus, num_workers)
     assert [problem.where for problem in refused.value.problems] == [where]
+
+
+def test_a_process_that_does_not_see_its_gpu_is_told_so(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    place = Place(rank=1, local_rank=1, world_size=2, local_world_size=2, is_launched=True)
+    with pytest.raises(InputError, match="LOCAL_RANK is 1, but this process sees 1 GPU"), joined(place):
+        pass

@@ -315,6 +315,13 @@ def joined(place: Place) -> Iterator[Ranks]:
     from torch.distributed.rendezvous import rendezvous
 
     if torch.cuda.is_available():
+        if place.local_rank >= (there := torch.cuda.device_count()):
+            raise InputError(
+                what=f"LOCAL_RANK is {place.local_rank}, but this process sees {format_count(there, 'GPU')}",
+                where="environment",
+                expected="a GPU for each process of a machine, all of which each process sees",
+                fix="start fewer processes a machine, or have its processes see all of its GPUs (CUDA_VISIBLE_DEVICES)",
+            )
         torch.cuda.set_device(place.local_rank)
     timeout_s = _timeout_of_environment()
     start = timedelta(seconds=_STEPS_IN_TIMEOUT * _LEAST_TIMEOUT_S)
