@@ -57,7 +57,8 @@ def open_session(config: Config, *, is_one_of_several: bool = False) -> Session:
     """Resolve a configuration. Raises ConfigError, ModelError; InputError for several processes that do not share."""
     _require_one_process(unless=is_one_of_several)
     require_floors()
-    device = pick_device()
+    # Processes that share no CUDA meet by gloo, which knows no tensors but the CPU's.
+    device = torch.device("cpu") if is_one_of_several and not torch.cuda.is_available() else pick_device()
     folder = locate(config.base_model, initialize=config.initialize, trust_remote_code=config.trust_remote_code)
     settled = with_stored_quantization(config, folder)
     moved = _with_absolute_paths(settled.having("base_model", folder.name))
