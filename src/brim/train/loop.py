@@ -46,9 +46,7 @@ class Loop:
         self._job = job
         self.state = state
         self._num_out_of_memory = 0
-        self._scaler = torch.amp.GradScaler(job.llm.device.type, enabled=job.llm.precision.scales_loss)
-        if job.ranks.are_several:  # the scaler makes its scale with the first loss, and a rank may have no row yet
-            self._scaler.scale(torch.zeros((), device=job.llm.device))
+        self._scaler = _scaler_of(job)
         self._gradient = Gradient(job, self._scaler, self._hear)
         self._update = WeightUpdate(job, state, self._gradient, self._scaler, self._hear)
         self._course = BatchCourse(job.length, measure_every=job.measure_every, saved=state.batch_course)
@@ -71,6 +69,7 @@ class Loop:
         """Put weights, optimizer, random states and loss scale back to where the checkpoint left them.
 
         keep_cutter: the cutter's limits, too. A checkpoint of a version that had none leaves them as they are.
+        Returns once all ranks have done so.
         Raises CheckpointError when the checkpoint holds other weights, or the run drops other elements of its rows.
         """
         job, saved = self._job, checkpoint.state
@@ -84,6 +83,7 @@ class Loop:
         if job.llm.precision.scales_loss:
             self._scaler.load_state_dict(self.state.loss_scaler)
         self._saving.owes_evaluation = bool(saved.get("owes_evaluation", False))
+        job.ranks.exchanged("restored", lambda: True)  # to read it may take longer than a collective waits
 
     def run(self, stop: threading.Event) -> None:
         """Train to the run's end, and return once the last checkpoint is written.
@@ -106,7 +106,6 @@ class Loop:
 
     def _run(self, stop: threading.Event) -> None:
         job, state = self._job, self.state
-        job.ranks.exchanged("ready", lambda: True)  # reading a checkpoint may take longer than a collective waits
         self._peaks.most_bytes()  # what loading took counts, too
         if self._saving.owes_evaluation:
             self._end_stretch()
@@ -305,6 +304,13 @@ class Loop:
             self._num_out_of_memory += 1
             self._last_event = event
         self._together.write({"step": self.state.step + 1 if step is None else step, **event})
+
+
+def _scaler_of(job: TrainJob) -> torch.amp.GradScaler:
+    scaler = torch.amp.GradScaler(job.llm.device.type, enabled=job.llm.precision.scales_loss)
+    if job.ranks.are_several:  # it makes its scale with the first loss, and a rank may have no row yet
+        scaler.scale(torch.zeros((), device=job.llm.device))
+    return scaler
 
 
 @contextmanager
