@@ -57,6 +57,11 @@ class Cutter(ABC):
     _cap: Cap
     unit: str  # of what the limit counts: bytes, or rows
 
+    @property
+    def limit(self) -> int:
+        """Return what a micro-batch gets at most, in `unit`."""
+        return self._cap.now
+
     @abstractmethod
     def cut(self, lengths: ArrayLike) -> list[MicroBatch]:
         """Take every row of an effective batch once, none over the cap. lengths: tokens of each row.

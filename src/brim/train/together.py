@@ -38,7 +38,7 @@ class Together:
         if not self._job.ranks.are_several:
             return Share()
         return Share(
-            cap=self._job.cutter.state()["cap"]["now"],
+            cap=self._job.cutter.limit,
             num_events=len(self._unheard),
             is_stopping=stop.is_set(),
             has_failed=has_failed,
@@ -82,9 +82,8 @@ class Together:
                 job.observer.write({**event, "rank": rank})
                 self.num_out_of_memory += rank != job.ranks.rank and event["event"] == "oom"
         lowest = min((cap for _, cap in found), key=lambda cap: int(cap["now"]))
-        state = job.cutter.state()
-        before = state["cap"]["now"]
-        job.cutter.restore({**state, "cap": lowest})
+        before = job.cutter.limit
+        job.cutter.restore({**job.cutter.state(), "cap": lowest})
         if lowest["now"] != before and job.ranks.is_first:
             told = {"event": "cap", "before": before, "after": lowest["now"], "unit": job.cutter.unit}
             job.observer.write({"step": self._state.step + 1, **told})

@@ -106,7 +106,7 @@ def sharding_note(ranks: Ranks, loaded: Loaded) -> Note | None:
 
 def lower_by_notes(run: RunFolder, cutter: Cutter, say: Say) -> bool:
     """Lower the limit on micro-batches to what ranks have noted that ran out of memory; return whether it was."""
-    now = cutter.state()["cap"]["now"]
+    now = cutter.limit
     noted = [each for each in run.take_caps() if each.get("unit") == cutter.unit and each["kind"] == cutter.kind]
     lowest = min(noted, key=lambda each: each["cap"]["now"], default=None)
     if lowest is None or lowest["cap"]["now"] >= now:
