@@ -52,6 +52,7 @@ def state(pid: int) -> str | None:
         ("done", 0, ""),
         ("bad input", 2, "brim: no such file or folder: nowhere.yaml\n  expected"),
         ("crash", 1, "no such library"),
+        ("follows", 2, "the cause"),
         ("stopped", 1, "the other one is gone"),
         ("interrupted", 130, "rank 0 has heard 1"),
     ],

@@ -15,8 +15,8 @@ HOW, FOLDER = sys.argv[1], Path(sys.argv[2])
 NUM_SIGNALS = []
 
 
-def fail(message: str, code: int) -> None:
-    assert leave_message(message, code)
+def fail(message: str, code: int, *, follows: bool = False) -> None:
+    assert leave_message(message, code, follows=follows)
     sys.exit(code)
 
 
@@ -41,8 +41,13 @@ def end_as_asked() -> None:
         other = pid_of(1)
         while is_running(other):
             time.sleep(0.01)
+        if HOW == "follows":
+            time.sleep(0.5)  # the launcher looks several times
+            fail("the cause", 2)
         fail("the other one is gone", 1)
     pid_of(0)
+    if HOW == "follows":
+        fail("rank 0 failed", 1, follows=True)
     if HOW == "bad input":
         from brim.cli import main
 

@@ -86,8 +86,8 @@ def _tell(kind: str, problems: Sequence[Problem], exit_code: int) -> NoReturn:
     )
 
     if "--json" not in sys.argv:
-        _leave(message(problems), exit_code)
-    _print(json_message(kind, problems, exit_code), sys.stdout, exit_code)
+        _leave(message(problems), exit_code, kind)
+    _print(json_message(kind, problems, exit_code), sys.stdout, exit_code, kind)
     sys.exit(exit_code)
 
 
@@ -101,17 +101,17 @@ def _let_segments_grow() -> None:
         os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
 
 
-def _leave(message: str, exit_code: int) -> NoReturn:
-    _print(f"brim: {message}", sys.stderr, exit_code)
+def _leave(message: str, exit_code: int, kind: str = "") -> NoReturn:
+    _print(f"brim: {message}", sys.stderr, exit_code, kind)
     sys.exit(exit_code)
 
 
-def _print(text: str, stream: TextIO, exit_code: int) -> None:
+def _print(text: str, stream: TextIO, exit_code: int, kind: str = "") -> None:
     """Print an error; one of several processes leaves it with the launcher, which shows what failed first."""
     if "WORLD_SIZE" in os.environ:
         from brim.distributed import leave_message
 
-        if leave_message(text, exit_code):
+        if leave_message(text, exit_code, follows=kind == "PeerError"):
             return
     print(text, file=stream)
 

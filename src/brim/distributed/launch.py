@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from brim.errors import BrimError, InputError, Problem
 
@@ -236,24 +236,30 @@ class _Ended:
     seen_s: float  # the time when that was seen
     was_told: bool  # it was told to end before
     hung: bool = False  # and did not
+    follows: bool = False  # its message says that another one has failed
 
 
 def _wait(workers: SubprocessContext, patience_s: float) -> list[_Ended]:
     """Return how each worker ended, once all have or the time to do so is over."""
     running = {rank: handler.proc for rank, handler in workers.subprocess_handlers.items()}
     ended: list[_Ended] = []
-    deadline, has_failed = float("inf"), False
+    deadline, has_failed, are_told = float("inf"), False, False
     while running and time.monotonic() < deadline:
         time.sleep(_POLL_S)
         codes = {rank: code for rank, process in running.items() if (code := process.poll()) is not None}
         for rank, code in codes.items():
-            ended.append(_Ended(rank, _INTERRUPTED if code == -signal.SIGINT else code, time.time(), has_failed))
+            code = _INTERRUPTED if code == -signal.SIGINT else code
+            follows = any(line.get("follows") for line in _left(Path(workers.error_files[rank])))
+            ended.append(_Ended(rank, code, time.time(), are_told, follows=follows))
             del running[rank]
-        if not has_failed and any(each.code not in (0, _INTERRUPTED) for each in ended):
+        failed = [each for each in ended if each.code not in (0, _INTERRUPTED)]
+        if failed and not has_failed:
             has_failed, deadline = True, time.monotonic() + patience_s
+        if not are_told and not all(each.follows for each in failed):  # the one they follow has yet to say why
+            are_told = True
             for rank in running:
                 workers.subprocess_handlers[rank].close(signal.SIGTERM)
-        elif deadline == float("inf") and any(each.code == _INTERRUPTED or each.rank == 0 for each in ended):
+        if deadline == float("inf") and any(each.code == _INTERRUPTED or each.rank == 0 for each in ended):
             deadline = time.monotonic() + _SAVING_S
     return ended + [_Ended(rank, -signal.SIGKILL, time.time(), True, hung=True) for rank in running]
 
@@ -267,7 +273,7 @@ def _launched(workers: SubprocessContext, ended: Sequence[_Ended]) -> Launched:
     if first.code == _INTERRUPTED:  # all were, and the first process knows what was saved
         first = min((each for each in failed if each.code == _INTERRUPTED), key=lambda each: each.rank)
     if (left := Path(workers.error_files[first.rank])).exists():
-        lines = [json.loads(line) for line in left.read_text(encoding="utf-8").splitlines()]
+        lines = _left(left)
         return Launched(code=lines[-1]["exit_code"], message="\n".join(line["message"] for line in lines))
     said = _last_lines(workers.stderrs[first.rank])
     if first.code == _INTERRUPTED:
@@ -275,6 +281,11 @@ def _launched(workers: SubprocessContext, ended: Sequence[_Ended]) -> Launched:
     if first.code > 0:
         return Launched(code=first.code, message=said)
     raise _killed(first, len(ended), said)
+
+
+def _left(file: Path) -> list[dict[str, Any]]:
+    """Return the messages that a worker has left, with their exit codes."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
 
 def _killed(ended: _Ended, num_workers: int, said: str) -> BrimError:
@@ -290,13 +301,13 @@ def _killed(ended: _Ended, num_workers: int, said: str) -> BrimError:
 def _order(ended: _Ended, left: Path) -> tuple[int, float]:
     """Return what sorts the workers that failed: causes before consequences. left: the message, if there is one.
 
-    Who misses another one fails, too, and says so: perhaps before a killed process is seen to have ended, but not
-    before a failed one has left its message. PyTorch aborts a process whose collective does not end, much later.
+    Who misses another one fails, too, and says so, perhaps before that one has left its message, since that waits for
+    the others to hear of it. PyTorch aborts a process whose collective does not end, much later.
     """
     if left.exists():
-        return 1, left.stat().st_mtime
+        return 2 if ended.follows else 1, left.stat().st_mtime
     if ended.was_told:
-        return 2, 0
+        return 3, 0
     return int(ended.code > 0 or -ended.code in (signal.SIGTERM, signal.SIGABRT)), ended.seen_s - _SEEN_AFTER_S
 
 
@@ -310,15 +321,16 @@ def _last_lines(file: str) -> str:
     return "\n".join(Path(file).read_text(encoding="utf-8", errors="replace").splitlines()[-_MOST_LINES:])
 
 
-def leave_message(message: str, exit_code: int) -> bool:
+def leave_message(message: str, exit_code: int, *, follows: bool = False) -> bool:
     """Leave what a worker fails with for the launcher, which shows the first. Return False without one of this module.
 
     The exit code, too: PyTorch's threads may abort a process that ends without having left its group.
+    follows: the message says that another worker has failed; so it is shown where no other one is.
     """
     if _LAUNCHER not in os.environ or not os.environ.get(_ERROR_FILE):
         return False
     with Path(os.environ[_ERROR_FILE]).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"message": message, "exit_code": exit_code}) + "\n")
+        file.write(json.dumps({"message": message, "exit_code": exit_code, "follows": follows}) + "\n")
     return True
 
 
