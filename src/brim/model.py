@@ -109,10 +109,11 @@ class Model:
                     RunFolder(output).check(resume=resume)
             data = dataset_of(self.config, dataset)
             notes, resumed = RunNotes(told), RunFolder(output) if resume else None
+            lone = _lone_note(self.config.backend.trainer.num_workers) if trains and not ranks.place.is_launched else ()
             opened = self._opened(self.config, is_one_of_several=ranks.are_several)
             session = training.among(ranks, self.config, opened)
             session, source, prepared = training.prepared_for(
-                session, data, resumed=resumed, notes=self.notes, say=notes, ranks=ranks
+                session, data, resumed=resumed, notes=[*lone, *self.notes], say=notes, ranks=ranks
             )
             if not trains:
                 assert source is not None, "a lone process has read it"
@@ -433,6 +434,14 @@ def _both(first: OnBatch, second: OnBatch | None) -> OnBatch:
             second(num_rows)
 
     return call
+
+
+def _lone_note(num_workers: int | None) -> tuple[str, ...]:
+    """Say that this process trains alone, where more were asked for: only a launcher starts others."""
+    if num_workers in (None, 1):
+        return ()
+    told = "one process trains here; `brim train` starts as many, and so does torchrun"
+    return (f"backend.trainer.num_workers: {num_workers} has no effect: {told}",)
 
 
 def _given(value: Any, *keys: str) -> dict[str, Any]:

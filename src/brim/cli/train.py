@@ -33,6 +33,7 @@ from brim.cli.options import (
     print_result,
     resumable,
 )
+from brim.errors import InputError
 from brim.memory import MOST_GPUS, MOST_MADE_UP, MOST_TOKENS
 
 if TYPE_CHECKING:
@@ -140,9 +141,10 @@ def train(
 
     place = Place.of_environment()
     watch_parent()
-    num_workers = open_config(config, overrides or [], dataset).config.backend.trainer.num_workers
+    settings = open_config(config, overrides or [], dataset).config
+    num_workers = settings.backend.trainer.num_workers
     if not place.is_launched:
-        _in_processes(gpus, num_workers)
+        _in_processes(gpus, num_workers, trains=settings.trainer.type != "none")
     from brim.notes import status
     from brim.report import Screen
 
@@ -186,12 +188,18 @@ def train(
     print_result(lines)
 
 
-def _in_processes(gpus: str | None, num_workers: int | None) -> None:
-    """Run this command in as many processes as are asked for, and exit as they did; return where that is one."""
+def _in_processes(gpus: str | None, num_workers: int | None, *, trains: bool) -> None:
+    """Run this command in as many processes as are asked for, and exit as they did; return where that is one.
+
+    trains: else num_workers, which is of training, has no effect, and --gpus is refused.
+    """
     from brim.distributed import launch_processes, num_processes
 
-    if (number := num_processes(gpus, num_workers)) == 1:
+    if (number := num_processes(gpus, num_workers if trains else None)) == 1:
         return
+    if not trains:
+        what = "trainer.type: none evaluates, in one process"
+        raise InputError(what=what, where=f"--gpus {gpus}", fix="leave out --gpus, or set trainer.type: finetune")
     with resumable():
         ended = launch_processes([sys.executable, *sys.orig_argv[1:]], number)
     if ended.message:
@@ -209,7 +217,9 @@ def _notes(place: Place, gpus: str | None, num_workers: int | None) -> Iterator[
         if not torch.cuda.is_available():
             yield Note(f"no GPU: {place.local_world_size} processes divide the CPU and its memory")
     here = str(place.local_world_size)
-    for key, value in (("--gpus", gpus), ("backend.trainer.num_workers", num_workers)):
+    # Where nobody has launched this process, Python's `train` says so of num_workers.
+    asked = {"--gpus": gpus} | ({"backend.trainer.num_workers": num_workers} if place.is_launched else {})
+    for key, value in asked.items():
         if value not in (None, "all") and str(value) != here:
             wins = "--gpus" if key != "--gpus" and gpus in ("all", here) else "the launcher's LOCAL_WORLD_SIZE"
             yield Note(f"{key}: {value} has no effect: {wins} wins, {here}")

@@ -292,8 +292,10 @@ def _why_held(request: PlanRequest, candidates: Sequence[Candidate], chosen: Can
         return STRATEGY_KEY
     if not chosen.way.is_sharded:
         fits = f"the whole model fits on each of {request.ranks} ranks"
-        is_faster = any(each.fits and each.way.is_sharded for each in candidates)
-        return f"{fits} and is faster than sharded" if is_faster else f"{fits}, and sharding would not be faster"
+        sharded_s = [each.seconds_per_epoch for each in candidates if each.fits and each.way.is_sharded]
+        if any(each is not None and each <= (chosen.seconds_per_epoch or 0.0) for each in sharded_s):
+            return f"{fits}, and sharding would hardly be faster"
+        return f"{fits} and is faster than sharded" if sharded_s else f"{fits}, and sharding would not be faster"
     replicated = [each for each in candidates if not each.way.is_sharded]
     if any(each.fits for each in replicated):
         return "it is faster than the whole model on each rank"

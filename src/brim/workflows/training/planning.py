@@ -43,6 +43,7 @@ from brim.units import format_count
 from brim.workflows.runs import read_json
 from brim.workflows.training.launch import Launched, launch, room_for_copy, saving_note, untried
 from brim.workflows.training.resuming import begun_otherwise, with_plan_of
+from brim.workflows.training.sharding import is_sharded_run, require_shardable
 
 
 @no_library_warnings()
@@ -76,6 +77,8 @@ def plan(
     _require_rows(num_rows, sequence_length, has_dataset=dataset is not None, has_data=data is not None)
     ranks = PlanRequest.ranks_asked(loaded.config) if gpus is None else gpus
     require_whole("gpus", ranks, most=MOST_GPUS)
+    if is_sharded_run(loaded.config, ranks):
+        require_shardable(loaded.config)
     if device is None and memory_bytes is None and not torch.cuda.is_available():
         device = "cpu"
     with listening(say) as told:

@@ -26,10 +26,10 @@ from brim.units import format_bytes, format_count
 _STRATEGY = "backend.trainer.strategy"
 
 
-def is_sharded_run(config: Config, ranks: Ranks) -> bool:
-    """Return whether each process is to hold a part of the model."""
+def is_sharded_run(config: Config, num_ranks: int) -> bool:
+    """Return whether each of so many processes is to hold a part of the model."""
     trainer = getattr(config.backend, "trainer", None)
-    return ranks.are_several and getattr(trainer, "strategy", "auto") == "fsdp"
+    return num_ranks > 1 and getattr(trainer, "strategy", "auto") == "fsdp"
 
 
 def require_shardable(config: Config) -> None:
@@ -65,7 +65,7 @@ def loaded_for(ranks: Ranks, session: Session) -> Loaded:
     Raises ConfigError where the architecture cannot be sharded.
     """
     config, device = session.config, session.device
-    if not is_sharded_run(config, ranks):
+    if not is_sharded_run(config, ranks.size):
         llm = load_llm(config, session.folder, device, trainable=True)
         state_bytes = counted_state_bytes(config.finetune_trainer, llm.model)
         if ranks.are_several:  # gradients stay in their buckets

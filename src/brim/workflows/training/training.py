@@ -139,7 +139,7 @@ def train(
     if not ranks.is_first:
         return follow(session, prepared, RunFolder(output_directory), ranks)
     assert source is not None, "the first rank has read it"
-    if is_sharded_run(session.config, ranks):
+    if is_sharded_run(session.config, ranks.size):
         require_shardable(session.config)
     with _folder(output_directory, resume=resume) as run:
         checkpoint, state = where_it_stands(run, session, prepared, resume=resume, say=say)
