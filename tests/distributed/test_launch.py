@@ -156,6 +156,7 @@ def test_as_many_processes_as_are_asked_for(monkeypatch, gpus, num_workers, num_
         ("9", None, 8, "--gpus"),
         (None, 9, 8, "backend.trainer.num_workers"),
         ("all", None, 0, "--gpus all"),
+        ("99999", None, 0, "--gpus"),
         ("0", None, 8, "command line"),
         ("two", None, 8, "command line"),
     ],

@@ -48,6 +48,8 @@ _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where a worker of PyTorch's launchers
 
 _PR_SET_PDEATHSIG = 1  # Linux' <sys/prctl.h>
 
+_MOST_ON_FEW_CORES = 8  # processes, to try out what will run on GPUs
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _SIGNALS_OF_TORCH = (*_SIGNALS, signal.SIGHUP, signal.SIGQUIT)  # it handles them from the start of the workers on
@@ -111,7 +113,8 @@ def num_processes(gpus: str | None, num_workers: int | None) -> int:
     """Return how many processes to start on this machine, one a GPU; without GPUs, as many as were asked for.
 
     gpus: of the command line: a number or "all"; it wins over num_workers, the configuration's.
-    Raises InputError where there are fewer GPUs, and for "all" where there is none.
+    Raises InputError where there are fewer GPUs; for "all" where there is none; and there, where far more are asked for
+    than cores would do any good.
     """
     asked = None if gpus == "all" else num_workers or 1 if gpus is None else int(gpus) if gpus.isdecimal() else 0
     if asked == 0:
@@ -125,10 +128,14 @@ def num_processes(gpus: str | None, num_workers: int | None) -> int:
     if asked is None and not there:
         what, fix = "PyTorch finds no GPU", "say how many processes are to train on the CPU, such as --gpus 2"
         raise InputError(what=what, where="--gpus all", fix=fix)
+    where = "backend.trainer.num_workers" if gpus is None else "--gpus"
     if asked is not None and 0 < there < asked:
-        where = "backend.trainer.num_workers" if gpus is None else "--gpus"
         what = f"{asked:,} GPUs are asked for, but PyTorch finds {there:,}"
         raise InputError(what=what, where=where, expected=f"at most {there:,}", fix="set that, or --gpus all")
+    most = max(_MOST_ON_FEW_CORES, os.cpu_count() or 1)
+    if asked is not None and not there and asked > most:
+        what = f"{asked:,} are asked for, but PyTorch finds no GPU, and so many processes would crowd the memory"
+        raise InputError(what=what, where=where, expected=f"at most {most:,} on this CPU")
     return asked or there
 
 
