@@ -153,7 +153,7 @@ def _facts(plan: TrainingPlan) -> Iterator[Note]:
     yield planned("batch", f"{cut}, {chosen.padding_in_words} padding{source}", short=short)
     peak = format_bytes(chosen.total_bytes or 0)
     short = f"{peak} of {format_bytes(plan.budget.limit_bytes)}{a_rank}; {chosen.way}"
-    yield planned("memory", f"{peak} of {_limit_in_words(plan.budget)}{a_rank}; {chosen.way}", short=short)
+    yield planned("memory", f"{peak}{a_rank} of {_limit_in_words(plan.budget)}; {chosen.way}", short=short)
     if chosen.wire is not None:
         short = f"{plan.num_ranks} {_held(chosen)}, {_sent(chosen, chosen.wire)} by {chosen.wire.link}; "
         short += f"{format_seconds(plan.step_seconds)} a step, on one {format_seconds(plan.step_seconds_alone)}"

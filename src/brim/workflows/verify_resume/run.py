@@ -255,8 +255,8 @@ class Trial:
         assert found is not None, "as it was chosen"
         return (
             f"differs in {', '.join(check.name for check in wrong)}, first at {found.where}: {found.undisturbed}, now "
-            f"{found.disturbed}. Another machine, version, number of threads, partition or setting explains that; "
-            "without one, the copy did not continue as the run did"
+            f"{found.disturbed}. Another machine, version, number of GPUs or threads, partition or setting explains "
+            "that; without one, the copy did not continue as the run did"
         )
 
 
