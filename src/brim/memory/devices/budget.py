@@ -289,7 +289,7 @@ def decide(
         margin_reason=reason,
     )
     if decided.reserved_bytes <= 0:
-        raise ConfigError(_nothing_left(decided, is_asked=memory.budget != "auto"))
+        raise ConfigError(_nothing_left(decided, device, is_asked=memory.budget != "auto"))
     return decided
 
 
@@ -322,7 +322,7 @@ def _limit(asked: str | float, device: Device, limits: Sequence[Limit]) -> Limit
     if num_bytes > least.num_bytes:
         wish = f"memory.budget: {format_bytes(num_bytes)} is more than there is"
         return Limit(num_bytes=least.num_bytes, reason=f"{least.reason}; {wish}")
-    return Limit(num_bytes=num_bytes, reason="memory.budget")
+    return Limit(num_bytes=num_bytes, reason=f"memory.budget{_shared(device)}")
 
 
 def _margin(auto: Margin, asked: str | float, *, limit_bytes: int, left_bytes: int) -> tuple[int, str]:
@@ -333,7 +333,8 @@ def _margin(auto: Margin, asked: str | float, *, limit_bytes: int, left_bytes: i
     return num_bytes, "memory.margin"
 
 
-def _nothing_left(budget: Budget, *, is_asked: bool) -> Problem:
+def _nothing_left(budget: Budget, device: Device, *, is_asked: bool) -> Problem:
+    needed_bytes = (budget.outside_bytes + budget.margin_bytes) * device.num_processes
     kept = f" and {format_bytes(budget.margin_bytes)} are kept free" if budget.margin_bytes else ""
     larger = "set a larger memory.budget" if is_asked else "free memory there, or raise this limit"
     helps = budget.margin_bytes > 0 and budget.limit_bytes > budget.outside_bytes
@@ -341,7 +342,7 @@ def _nothing_left(budget: Budget, *, is_asked: bool) -> Problem:
         what=f"of {format_bytes(budget.limit_bytes)} ({budget.limit_reason}), {format_bytes(budget.outside_bytes)} lie "
         f"outside PyTorch{kept}: nothing is left for the model",
         where="memory.budget" if is_asked else "",
-        expected=f"more than {format_bytes(budget.outside_bytes + budget.margin_bytes)}",
+        expected=f"more than {format_bytes(needed_bytes)}{_shared(device)}",
         fix=f"{larger}, or {'' if is_asked else 'set '}a smaller memory.margin" if helps else larger,
     )
 
