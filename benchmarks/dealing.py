@@ -23,7 +23,7 @@ from benchmarks.batching_subject import token_lengths
 from benchmarks.report import print_table, write_report
 from benchmarks.subject import SEED, training_rows
 from brim.batching import MULTIPLE, Costs, Cutter, MicroBatch, Surface, by_costs
-from brim.distributed import busy_share, deal, lockstep
+from brim.distributed.dealing import busy_share, deal, lockstep
 
 CASES = ((32, 2), (32, 4), (32, 8), (128, 4), (128, 8), (512, 8), (512, 32))  # effective batch, ranks
 MOST_TOKENS = (512, 2048)

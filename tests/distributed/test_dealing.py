@@ -11,7 +11,7 @@ from tests.batching.cost_examples import costs, linear_costs, rising_surfaces
 from tests.properties import examples
 
 from brim.batching import MULTIPLE, ByLength, ByRows, by_costs, cutter_of
-from brim.distributed import busy_share, deal, lockstep
+from brim.distributed.dealing import busy_share, deal, lockstep
 
 LENGTHS = st.lists(st.integers(1, 120), min_size=1, max_size=30)
 RANKS = st.integers(1, 6)

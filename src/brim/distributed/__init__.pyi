@@ -1,4 +1,4 @@
-from .dealing import busy_share as busy_share, deal as deal, lockstep as lockstep
+from .dealing import deal as deal
 from .launch import (
     Place as Place,
     launch_processes as launch_processes,

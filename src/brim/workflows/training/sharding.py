@@ -28,8 +28,7 @@ _STRATEGY = "backend.trainer.strategy"
 
 def is_sharded_run(config: Config, num_ranks: int) -> bool:
     """Return whether each of so many processes is to hold a part of the model."""
-    trainer = getattr(config.backend, "trainer", None)
-    return num_ranks > 1 and getattr(trainer, "strategy", "auto") == "fsdp"
+    return num_ranks > 1 and config.backend.trainer.strategy == "fsdp"
 
 
 def require_shardable(config: Config) -> None:
