@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.distributed.several import together
+from faults.several import together
 from tests.gallery import usual
 
 import brim

@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch._dynamo  # which FSDP imports, in each process that has not
 import torch.distributed.fsdp
+from faults.several import results, together
 from faults.workshop import make_base
 from safetensors.torch import load_file
-from tests.distributed.several import results, together
 from tests.distributed.test_replicated import LORA, KilledAfter, Scarce, assert_alike, log, train
 from tests.gallery import usual
 from tests.memory.test_fsdp import LiveBytes
