@@ -14,6 +14,7 @@ from faults.several import results, together
 from tests.gallery import OUT, usual
 
 import brim
+from brim.train import gradient
 
 pytestmark = [
     pytest.mark.run,
@@ -85,6 +86,21 @@ def test_the_loss_is_that_of_one_process(kind, tiny_base, sums_file, tmp_path):
         ]
         assert len(noise[0]) > 1
         assert noise[1] == pytest.approx(noise[0], rel=1e-3)
+
+
+def test_a_weight_that_only_some_steps_reach_stays_in_the_others_as_it_is(tiny_base, sums_file, tmp_path, monkeypatch):
+    whole = gradient.MicroBatchPass.__call__
+
+    def now_and_then(self, rows, num_supervised, *, step, **others):  # as an expert to which no row goes
+        self.llm.model.get_input_embeddings().requires_grad_(step % 3 == 1)
+        return whole(self, rows, num_supervised, step=step, **others)
+
+    monkeypatch.setattr(gradient.MicroBatchPass, "__call__", now_and_then)
+    trainer = {"batch_size": 2, "learning_rate": 0.01, "train_steps": 5}
+    config = usual(tiny_base, dataset=str(sums_file), trainer=trainer, adapter=None)
+    train(config, tmp_path / "1", ranks=1)
+    results(train(config, tmp_path / "2", ranks=2))
+    assert_alike(tmp_path / "1", tmp_path / "2", within=1e-4)
 
 
 def test_the_same_ranks_give_the_same_bits(tiny_base, sums_file, tmp_path):

@@ -1,20 +1,19 @@
 """Add up the ranks' gradients, once a step, with the few numbers that travel with them.
 
 Where weights are sharded, their gradients are added up as they come, and the numbers travel alone. Elsewhere gradients
-are views into flat buckets, so that no second copy of them is made. A rank may have had no micro-batch. A
-weight that no rank's loss has reached keeps no gradient, as in one process, so that its optimizer leaves it alone.
+are views into flat buckets, so that no second copy of them is made. A rank may have had no
+micro-batch. A weight that no rank's loss reaches in a step has no gradient then, as in one process, so that its
+optimizer leaves it alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from brim.distributed.ranks import Ranks
 from brim.errors import BrimError
@@ -60,7 +59,7 @@ class GradientSum(Protocol):
 
 
 def vector_bytes(ranks: int, *, num_parameters: int) -> int:
-    """Return the bytes of the numbers that travel with the gradients, at most: while a weight may be unreached."""
+    """Return the bytes of the numbers that travel with the gradients, one of them for each weight."""
     return torch.float64.itemsize * (1 + ranks * len(_FIELDS) + num_parameters)
 
 
@@ -79,13 +78,10 @@ class Reduction:
             flat = torch.zeros(sum(each.numel() for each in bucket), dtype=first.dtype, device=first.device)
             self._buckets.append(flat)
             sizes = [each.numel() for each in bucket]
-            self._views += [view.view(each.shape) for view, each in zip(torch.split(flat, sizes), bucket, strict=True)]
-        self._unreached = list(range(len(parameters)))  # by no rank's loss so far
-        self._reached: set[int] = set()  # by this rank's, of them
-        self._hooks: dict[int, RemovableHandle] = {
-            number: parameter.register_post_accumulate_grad_hook(partial(self._reach, number))  # type: ignore[no-untyped-call]
-            for number, parameter in enumerate(parameters)
-        }
+            # As `data`, each counts by itself how often it was changed; views share their bucket's count.
+            parts = zip(torch.split(flat, sizes), bucket, strict=True)
+            self._views += [view.view(each.shape).data for view, each in parts]
+        self._versions: list[int] = []  # of the views, as the sum began
 
     @property
     def num_bytes(self) -> int:
@@ -98,10 +94,12 @@ class Reduction:
             bucket.zero_()
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view
+        self._versions = [view._version for view in self._views]
 
     def run(self, losses: Tensor, share: Share) -> Tensor:
         """Add up as GradientSum does; a rank that has failed adds nothing."""
-        reached = [float(number in self._reached) for number in self._unreached]
+        # Autograd adds to a gradient in place; hooks would tell the same, and cost time in each micro-batch.
+        reached = [float(view._version > before) for view, before in zip(self._views, self._versions, strict=True)]
         vector = _vector(self._ranks, losses, share, reached, device=self._parameters[0].device)
         if share.has_failed:
             self.clear()  # a failed pass leaves parts of a gradient, or none
@@ -114,25 +112,12 @@ class Reduction:
         return vector
 
     def read(self, numbers: Sequence[float]) -> tuple[float, list[Share]]:
-        """Read as GradientSum does. Takes the gradients away of weights that no loss has reached."""
+        """Read as GradientSum does. Takes the gradients away of weights that no loss of this step has reached."""
         loss, shares, times_reached = _read(self._ranks, numbers)
-        reached = dict(zip(self._unreached, times_reached, strict=True))
-        for number, times in reached.items():
-            if times:
-                self._hooks.pop(number).remove()
-            else:
-                self._parameters[number].grad = None
-        self._unreached = [number for number, times in reached.items() if not times]
+        for parameter, times in zip(self._parameters, times_reached, strict=True):
+            if not times:
+                parameter.grad = None
         return loss, shares
-
-    def close(self) -> None:
-        """Let go of the parameters."""
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks = {}
-
-    def _reach(self, number: int, parameter: Tensor) -> None:
-        self._reached.add(number)
 
 
 class ShardedSum:
