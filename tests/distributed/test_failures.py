@@ -97,16 +97,27 @@ def test_a_rank_that_was_asked_to_stop_does_not_call_it_a_failure_that_another_h
     assert "another process of the run ended" in first.error
 
 
-def test_a_request_to_stop_in_the_last_step_is_heard_by_all(tiny_base, sums_file, tmp_path):
-    config = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 4})
+@pytest.mark.parametrize("when", ["before all have asked for it", "then"])
+def test_a_request_to_stop_in_the_last_step_is_heard_by_all(when, tiny_base, sums_file, tmp_path):
+    config = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 4, "train_steps": 2})
+    exchanged = Ranks.exchanged
+
+    def stopped_then(ranks, name, make):
+        found = exchanged(ranks, name, make)
+        if name == "stopping":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return found
 
     def work(rank: int) -> None:
-        brim.Model(config).train(output_directory=tmp_path / "run", observer=InterruptedAfter(8), say=None)
+        if when == "then":
+            patch.object(Ranks, "exchanged", stopped_then).start()
+        observer = None if when == "then" else InterruptedAfter(2)
+        brim.Model(config).train(output_directory=tmp_path / "run", observer=observer, say=None)
 
     for each in together(2, work, folder=tmp_path / "ranks", ends_all=False):
         assert each.error.startswith("KeyboardInterrupt")
-        assert "stopped after step 8" in each.error
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("*8")] == ["step-00000008"]
+        assert "stopped after step 2" in each.error
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("*2")] == ["step-00000002"]
 
 
 def test_the_rows_are_not_left_behind_where_a_rank_cannot_read_them(tiny_base, sums_file, tmp_path):

@@ -94,6 +94,8 @@ class Loop:
             with self._job.ranks.awaited():
                 self._run(stop)
             self._saving.settle()
+            if stop.is_set():  # since the ranks asked one another; one that has left the loop already has ended by now
+                raise self._stopped()
         except BrimError as error:
             with _both_told(error):
                 self._saving.settle()
@@ -126,7 +128,10 @@ class Loop:
 
     def _stop(self) -> NoReturn:
         self._saving.save()
-        raise interruption(
+        raise self._stopped()
+
+    def _stopped(self) -> KeyboardInterrupt:
+        return interruption(
             Problem(
                 what=f"stopped after step {self.state.step}",
                 where=str(self._job.store.folder.parent),
