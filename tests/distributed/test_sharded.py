@@ -159,15 +159,18 @@ def test_memory_that_runs_out_on_a_rank_ends_the_run_and_the_next_start_cuts_sma
     assert "memory ran out in step 1: micro-batches get at most 2 rows" in (run / "notes.txt").read_text()
 
 
-@pytest.mark.parametrize("cause", ["loss", "gradient"])
-def test_a_step_that_is_not_finite_on_a_rank_is_left_out_by_all(cause, tiny_base, sums_file, tmp_path):
+@pytest.mark.parametrize(("cause", "then"), [("loss", "skip"), ("gradient", "skip"), ("gradient", "stop")])
+def test_a_step_that_is_not_finite_on_a_rank_is_left_out_by_all(cause, then, tiny_base, sums_file, tmp_path):
+    # Where a step has one row, the other rank has a dummy, which does not count.
+    sizes, spoiler = ({"batch_size": 2}, 1) if then == "skip" else ({"batch_size": 1, "effective_batch_size": 1}, 0)
+
     def spoiled(rank):
         sharded(rank)
         whole = gradient.next_token_loss
 
         def loss(model, batch, **others):
             value = whole(model, batch, **others)
-            if rank == 1 and int(batch.input_ids.sum()) % 3 == 0:  # the same micro-batch, when it is replayed
+            if rank == spoiler and int(batch.input_ids.sum()) % 3 == 0:  # the same micro-batch, when it is replayed
                 if cause == "loss":
                     return value * float("nan")
                 value.register_hook(lambda grad: grad * float("inf"))
@@ -175,8 +178,12 @@ def test_a_step_that_is_not_finite_on_a_rank_is_left_out_by_all(cause, tiny_base
 
         patch.object(gradient, "next_token_loss", loss).start()
 
-    config = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 2, "on_nonfinite": "skip"})
-    results(train(config, tmp_path / "2", ranks=2, each=spoiled))
+    config = usual(tiny_base, dataset=str(sums_file), trainer={**sizes, "on_nonfinite": then})
+    ended = train(config, tmp_path / "2", ranks=2, each=spoiled)
+    if then == "stop":
+        assert ["micro-batch 1 of 1)" in each.error for each in ended] == [True, True]
+        return
+    results(ended)
     skipped = [record for record in log(tmp_path / "2") if record.get("event") == "skipped"]
     assert skipped
     assert {record["cause"] for record in skipped} == {cause}

@@ -162,8 +162,9 @@ class WeightUpdate:
 
     def _at_fault(self, outcome: StepOutcome, loss: float) -> tuple[list[int], list[int], int]:
         """Return this rank's micro-batches at fault, the keys of their rows, and how many it had."""
-        found = self._gradient.at_fault(outcome, loss)
-        return found, self._gradient.keys_of([outcome.parts[number] for number in found]), len(outcome.parts)
+        number = sum(part.micro_batch.num_rows > 0 for part in outcome.parts)  # the others, of no rows, come last
+        found = [each for each in self._gradient.at_fault(outcome, loss) if each < number]
+        return found, self._gradient.keys_of([outcome.parts[each] for each in found]), number
 
 
 def clip_gradients(parameters: Sequence[Parameter], settings: GradientClippingConfig | None) -> Tensor:
