@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import DEFAULT, patch
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from faults.several import results, together
 from tests.gallery import OUT, usual
 
 import brim
-from brim.train import gradient
+from brim.train import gradient, update
 
 pytestmark = [
     pytest.mark.run,
@@ -170,6 +170,20 @@ def test_memory_that_runs_out_on_a_rank_lowers_the_limit_of_all(tiny_base, sums_
     assert [each["after"] for each in events if each["event"] == "cap" and "rank" not in each] == [2]
     steps = [record for record in log(tmp_path / "2") if "learning_rate" in record]
     assert [record["num_micro_batches"] for record in steps[:2]] == [3, 4]
+
+
+def test_what_happens_after_the_last_sum_is_told_of_each_rank(tiny_base, sums_file, tmp_path):
+    def scarce(rank: int) -> None:
+        failing = [torch.OutOfMemoryError(OUT), DEFAULT]
+        patch.object(update, "get_total_norm", wraps=update.get_total_norm, side_effect=failing).start()
+
+    config = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 4, "train_steps": 1})
+    results(train(config, tmp_path / "2", ranks=2, each=scarce))
+    events = [record for record in log(tmp_path / "2") if record.get("event") == "oom"]
+    assert [(each["step"], each["where"], each["rank"]) for each in events] == [
+        (1, "gradient norm", 0),
+        (1, "gradient norm", 1),
+    ]
 
 
 def test_a_row_that_does_not_fit_on_a_rank_ends_all_with_a_checkpoint(tiny_base, sums_file, tmp_path):

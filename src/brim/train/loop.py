@@ -125,9 +125,12 @@ class Loop:
                 self._stop()
         if any(job.ranks.exchanged("stopping", stop.is_set)):  # since the last sum
             self._stop()
+        self._together.end()
 
     def _stop(self) -> NoReturn:
         self._saving.save()
+        with suppress(PeerError):  # the state is saved
+            self._together.end()
         raise self._stopped()
 
     def _stopped(self) -> KeyboardInterrupt:

@@ -28,8 +28,9 @@ class Together:
 
     def write(self, event: Mapping[str, Any]) -> None:
         """Write an event, or keep it until the first rank asks for it."""
-        if self._job.ranks.is_first:
-            self._job.observer.write(event)
+        ranks = self._job.ranks
+        if ranks.is_first:
+            self._job.observer.write({**event, "rank": 0} if ranks.are_several else event)
         else:
             self._unheard.append(event)
 
@@ -53,6 +54,11 @@ class Together:
         if any(share.num_events for share in shares) or len({share.cap for share in shares}) > 1:
             self._exchange()
         return [rank for rank, share in enumerate(shares) if share.has_failed]
+
+    def end(self) -> None:
+        """Write the events of all ranks since the last sum. All come here."""
+        if self._job.ranks.are_several:
+            self._exchange()
 
     def stops(self, stop: threading.Event) -> bool:
         """Say whether the run is to stop after this step, so that all ranks stop after the same."""
