@@ -162,6 +162,22 @@ def test_a_rank_that_did_not_answer_is_not_waited_for_again(monkeypatch):
     assert not slept
 
 
+@pytest.mark.parametrize(("backend", "is_aborted"), [("nccl", True), ("gloo", False)])
+def test_a_rank_that_fails_does_not_wait_for_what_nccl_has_begun(backend, is_aborted):
+    group = torch.distributed.distributed_c10d
+    with (
+        patch("torch.distributed.rendezvous.rendezvous", lambda *_, **__: iter([(torch.distributed.HashStore(), 1, 2)])),
+        patch.object(torch.distributed, "init_process_group"),
+        patch.object(torch.distributed, "get_backend", lambda: backend),
+        patch.object(torch.distributed, "destroy_process_group") as destroyed,
+        patch.object(group, "_abort_process_group") as aborted,
+        pytest.raises(ValueError, match="amid a pass"),
+        joined(SECOND),
+    ):
+        raise ValueError("amid a pass")
+    assert (aborted.called, destroyed.called) == (is_aborted, not is_aborted)
+
+
 class Stuck:
     """A store that is held by a process which was stopped."""
 

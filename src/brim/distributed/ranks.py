@@ -312,6 +312,7 @@ def joined(place: Place) -> Iterator[Ranks]:
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed.distributed_c10d import _abort_process_group
     from torch.distributed.rendezvous import rendezvous
 
     if torch.cuda.is_available():
@@ -334,10 +335,12 @@ def joined(place: Place) -> Iterator[Ranks]:
         timeout=start,
     )
     ranks = Ranks(place, PrefixStore("brim", store), timeout_s=timeout_s)
-    pulse = ranks._live()
+    pulse, leave_group = ranks._live(), dist.destroy_process_group
     try:
         yield ranks
     except BaseException:
+        if dist.get_backend() == "nccl":  # to destroy it waits for what was begun, which nobody may end
+            leave_group = _abort_process_group
         ranks._end()
         ranks._leave(within_s=_FAREWELL_S)
         raise
@@ -345,7 +348,7 @@ def joined(place: Place) -> Iterator[Ranks]:
         ranks._leave(within_s=ranks.timeout_s)
     finally:
         pulse.set()
-        dist.destroy_process_group()
+        leave_group()
 
 
 def _timeout_of_environment() -> float | None:
