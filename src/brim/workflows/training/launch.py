@@ -84,12 +84,13 @@ class Launched:
 def room_for_copy(plan: TrainingPlan | None, *, is_cpu: bool, num_processes: int = 1) -> int:
     """Return what a copy of a checkpoint may take of this machine's memory; 0 where the plan does not tell its size.
 
-    is_cpu: training takes that memory, too, in so many processes.
+    is_cpu: training takes that memory, too, in so many processes, each within its share; of GPUs' processes only the
+    first copies.
     """
     if plan is None or not plan.saved_bytes:
         return 0
     try:
-        host = budget_of(MemoryConfig(), cpu_device().among(num_processes), is_at_hand=True)
+        host = budget_of(MemoryConfig(), cpu_device().among(num_processes if is_cpu else 1), is_at_hand=True)
     except ConfigError:  # nothing is left
         return 0
     if is_cpu:
