@@ -205,11 +205,36 @@ def _entries(folder: Path, pattern: str) -> Iterator[tuple[int, Path, int]]:
 
 
 def remove_abandoned(folder: Path, pattern: str) -> None:
-    """Remove the files that a process which is dead left unfinished: who writes one holds a lock on it."""
+    """Remove the files and folders that a process which is dead left: who writes one, or into one, holds a lock on it.
+
+    An empty folder stays: it may be a process's that is about to lock it.
+    """
     for path in folder.glob(pattern):
-        with suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+        with suppress(OSError), _opened_to_lock(path) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not path.is_dir():
+                path.unlink()
+            elif any(path.iterdir()):
+                shutil.rmtree(path)
+
+
+@contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """Yield a new folder of temporary files, which goes with the block; those that killed processes left go before."""
+    remove_abandoned(Path(tempfile.gettempdir()), f"{prefix}*")
+    with tempfile.TemporaryDirectory(prefix=prefix) as name, _opened_to_lock(Path(name)) as descriptor:
+        with suppress(OSError):  # a file system without locks, where nothing is taken for abandoned
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield Path(name)
+
+
+@contextmanager
+def _opened_to_lock(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def cache_folder() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import tempfile
@@ -122,7 +123,11 @@ def test_a_request_to_stop_in_the_last_step_is_heard_by_all(when, tiny_base, sum
 
 def test_the_rows_are_not_left_behind_where_a_rank_cannot_read_them(tiny_base, sums_file, tmp_path):
     config, scratch = usual(tiny_base, dataset=str(sums_file)), tmp_path / "scratch"
-    scratch.mkdir()
+    for name in ("brim-rows-of-a-killed-run", "brim-rows-of-another"):
+        (scratch / name).mkdir(parents=True)
+        (scratch / name / "0.npz").touch()
+    other = os.open(scratch / name, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
 
     def work(rank: int) -> None:
         patch.object(tempfile, "tempdir", str(scratch)).start()
@@ -131,7 +136,8 @@ def test_the_rows_are_not_left_behind_where_a_rank_cannot_read_them(tiny_base, s
 
     ended = together(2, work, folder=tmp_path / "ranks", ends_all=False)
     assert ["PeerError: rank 1 failed" in ended[0].error, "MemoryError: no room" in ended[1].error] == [True, True]
-    assert list(scratch.iterdir()) == []
+    assert [path.name for path in scratch.iterdir()] == ["brim-rows-of-another"]
+    os.close(other)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -164,9 +170,9 @@ def test_a_rank_that_did_not_answer_is_not_waited_for_again(monkeypatch):
 
 @pytest.mark.parametrize(("backend", "is_aborted"), [("nccl", True), ("gloo", False)])
 def test_a_rank_that_fails_does_not_wait_for_what_nccl_has_begun(backend, is_aborted):
-    group = torch.distributed.distributed_c10d
+    group, met = torch.distributed.distributed_c10d, iter([(torch.distributed.HashStore(), 1, 2)])
     with (
-        patch("torch.distributed.rendezvous.rendezvous", lambda *_, **__: iter([(torch.distributed.HashStore(), 1, 2)])),
+        patch("torch.distributed.rendezvous.rendezvous", lambda *_, **__: met),
         patch.object(torch.distributed, "init_process_group"),
         patch.object(torch.distributed, "get_backend", lambda: backend),
         patch.object(torch.distributed, "destroy_process_group") as destroyed,

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from brim.errors import BrimError, InputError, Problem
+from brim.storage import scratch_folder
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.api import SubprocessContext
@@ -163,7 +163,7 @@ def launch_processes(command: Sequence[str], num_workers: int, *, patience_s: fl
 
     logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL)  # what is told here
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="brim-launch-"))
+        folder = str(stack.enter_context(scratch_folder("brim-launch-")))
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         before = {number: signal.getsignal(number) for number in _SIGNALS_OF_TORCH}
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -28,6 +27,7 @@ from brim.memory.devices import Budget, Device, budget_of, device_at_hand, enfor
 from brim.models import LLM
 from brim.planning import TrainingPlan
 from brim.session import Session, Shortfall, say_nothing
+from brim.storage import scratch_folder
 from brim.train import Loop, Observers, RunFolder, RunLength, build_job, package_versions, stop_request
 from brim.train.checkpoints import Checkpoint, CheckpointStore, TrainState, restore_weights
 from brim.units import format_bytes
@@ -100,7 +100,7 @@ def prepared_by_one(
         def save() -> dict[str, Any]:
             mine.append(prepare())
             session, _, prepared = mine[0]
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="brim-rows-")))
+            folder = stack.enter_context(scratch_folder("brim-rows-"))
             for rows in prepared.splits.values():
                 rows.save(folder)
             return {**sent(session), "folder": str(folder), "splits": list(prepared.splits)}
