@@ -141,11 +141,12 @@ class Ranks:
         """Compare what every rank must have alike. Raises InputError that names what differs."""
         others = self.exchanged("digests", lambda: dict(digests))
         for name in dict.fromkeys(name for each in others for name in each):
+            found = [each.get(name, "nothing")[:60] for each in others]
             strange = [rank for rank, each in enumerate(others) if each.get(name) != others[0].get(name)]
             if strange:
                 raise InputError(
                     what=f"{name} differs between the processes: {_ranks(strange)} and rank 0 do not have the same",
-                    expected=f"the same on every machine ({digests.get(name, 'nothing')[:60]} here)",
+                    expected=f"the same on every machine (rank 0: {found[0]}, rank {strange[0]}: {found[strange[0]]})",
                     fix="give every machine the same files, packages and configuration",
                 )
 
