@@ -31,7 +31,7 @@ from brim.models.folders import locate
 from brim.session import open_session
 from brim.train import MicroBatchPass, build_optimizer, gradient
 from brim.train.checkpoints import CheckpointStore
-from brim.workflows.training import sharding, training
+from brim.workflows.training import sharding
 
 pytestmark = [
     pytest.mark.run,
@@ -49,8 +49,7 @@ KINDS = {
 
 
 def sharded(rank):
-    for module in (training, sharding):
-        patch.object(module, "is_sharded_run", lambda config, num_ranks: num_ranks > 1).start()
+    patch.object(sharding, "is_sharded_run", lambda config, num_ranks: num_ranks > 1).start()
 
 
 def exported(output):

@@ -34,7 +34,7 @@ from brim.units import format_bytes
 from brim.workflows.prediction import scorer
 from brim.workflows.runs import TrainResult
 from brim.workflows.training.launch import Launched
-from brim.workflows.training.sharding import Loaded, loaded_for, whole_weights
+from brim.workflows.training.sharding import Loaded, is_sharded_run, loaded_for, require_shardable, whole_weights
 
 _ALIKE = 0.001  # of what a process may take: processes of one machine never find quite the same
 
@@ -42,10 +42,13 @@ _ALIKE = 0.001  # of what a process may take: processes of one machine never fin
 def among(ranks: Ranks, config: Config, session: Session) -> Session:
     """Return the session of one of several processes: they share a CPU's memory, or have a GPU each.
 
-    config: as this process was given it. Raises InputError where another one was given something else.
+    config: as this process was given it. Raises InputError where another one was given something else, and
+    ConfigError where the run cannot be sharded and is to be.
     """
     if ranks.are_several:
         ranks.agree(dict(_keys(config.model_dump(mode="json"))))
+    if is_sharded_run(session.config, ranks.size):
+        require_shardable(session.config)
     place = ranks.place
     sharing = place.local_world_size if session.device.type == "cpu" else place.world_size
     return replace(session, num_processes=sharing, world_size=place.world_size)

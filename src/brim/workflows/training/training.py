@@ -49,10 +49,8 @@ from brim.workflows.training.planning import plan_of_run, rows_note
 from brim.workflows.training.resuming import as_begun, where_it_stands, write_head
 from brim.workflows.training.sharding import (
     Loaded,
-    is_sharded_run,
     loaded_for,
     lower_by_notes,
-    require_shardable,
     sharding_note,
     whole_weights,
 )
@@ -139,8 +137,6 @@ def train(
     if not ranks.is_first:
         return follow(session, prepared, RunFolder(output_directory), ranks)
     assert source is not None, "the first rank has read it"
-    if is_sharded_run(session.config, ranks.size):
-        require_shardable(session.config)
     with _folder(output_directory, resume=resume) as run:
         checkpoint, state = where_it_stands(run, session, prepared, resume=resume, say=say)
         first_step = state.step
