@@ -89,8 +89,8 @@ def plan_on_ranks(*, is_sharded=False):
         seconds_per_epoch_alone=430.0,
     )
     others = tuple(replace(does_not_fit(each), wire=wire) for each in plan.candidates if is_sharded)
-    fits = "the whole model fits on each of 4 ranks, and sharding would not be faster"
-    reason = "the whole model does not fit on each rank: 16.0 GiB" if is_sharded else fits
+    fits = "the whole model fits, and sharding would not be faster"
+    reason = "the whole model does not fit in a process: 16.0 GiB" if is_sharded else fits
     return replace(plan, candidates=(*others, chosen), chosen=chosen, strategy_reason=reason)
 
 

@@ -45,8 +45,8 @@ def test_whole_and_short_plans(golden):
 
 def test_a_card_on_ranks_has_lines_of_80_columns():
     short = {topic_of(line): short_of(line) for line in short_plan(plan_on_ranks(is_sharded=True))[:4]}
-    assert short["batch"] == "updates of 32 rows, 8.5 micro-batches on 4 ranks, 93% busy"
-    assert short["ranks"] == "4 sharded, 2.1 GiB a step by PCIe; 30.0 s a step, on one 1 min 48 s"
+    assert short["batch"] == "updates of 32 rows, 8.5 micro-batches in 4 processes, 93% busy"
+    assert short["runs"] == "each process has a part of the model; 30.0 s a step, alone 1 min 48 s"
     assert max(map(len, short.values())) <= 72
 
 

@@ -301,7 +301,7 @@ def test_weights_are_sharded_where_the_whole_model_fits_on_no_rank(tmp_path):
     whole, sharded = plan.candidates
     assert (whole.fits, whole.way.is_sharded, sharded.fits, plan.chosen) == (False, False, True, sharded)
     assert plan.strategy_reason.startswith(
-        "the whole model does not fit on each rank: no checkpointing, whole logits: "
+        "the whole model does not fit in a process: no checkpointing, whole logits: "
     )
     assert (plan.num_ranks, plan.budget.limit_bytes, sharded.wire.update_bytes < 2000) == (8, 2018 * 2**20, True)
     assert sharded.wire.round_bytes > 2 * 4 * 7 / 8 * 2 * 512 * 3 * 2048  # two layers' products, twice in four bytes

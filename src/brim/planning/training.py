@@ -291,16 +291,16 @@ def _why_held(request: PlanRequest, candidates: Sequence[Candidate], chosen: Can
     if len(request.sharded) == 1:
         return STRATEGY_KEY
     if not chosen.way.is_sharded:
-        fits = f"the whole model fits on each of {request.ranks} ranks"
+        fits = "the whole model fits"
         sharded_s = [each.seconds_per_epoch for each in candidates if each.fits and each.way.is_sharded]
         if any(each is not None and each <= (chosen.seconds_per_epoch or 0.0) for each in sharded_s):
             return f"{fits}, and sharding would hardly be faster"
         return f"{fits} and is faster than sharded" if sharded_s else f"{fits}, and sharding would not be faster"
     replicated = [each for each in candidates if not each.way.is_sharded]
     if any(each.fits for each in replicated):
-        return "it is faster than the whole model on each rank"
+        return "that is faster than the whole model in each"
     least = min(replicated, key=lambda each: each.single_row_bytes)
-    return f"the whole model does not fit on each rank: {least.way}: {least.reason}"
+    return f"the whole model does not fit in a process: {least.way}: {least.reason}"
 
 
 def _advice(request: PlanRequest, chosen: Candidate | None, correction: Correction) -> tuple[str, ...]:
@@ -367,7 +367,7 @@ def _sharded_further(
         )
         if found.total_bytes <= room_bytes:
             keys = f"backend: {{trainer: {{strategy: auto, num_workers: {ranks}}}}}"
-            yield f"the model sharded over {ranks} ranks ({format_bytes(found.total_bytes)} each): {keys}"
+            yield f"the model sharded over {ranks} processes ({format_bytes(found.total_bytes)} each): {keys}"
             return
 
 

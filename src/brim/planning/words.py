@@ -80,8 +80,8 @@ def scoring_lines(plan: ForwardPlan | Unplanned, *, doing: str, is_part: bool) -
 def training_words(plan: TrainingPlan) -> dict[str, str]:
     """Return a plan's figures in words: batch, budget, time, and `schedule` where the batch moves.
 
-    batch: the rows of an update: "32 rows", or "8 to 512 rows" where that moves; seconds: of a run that fits. ranks: of
-    several, what each holds and sends.
+    batch: the rows of an update: "32 rows", or "8 to 512 rows" where that moves; seconds: of a run that fits. runs: in
+    several processes, what each holds and sends.
     """
     seconds = _seconds_in_words(plan)
     time = _steps_in_words(plan)
@@ -90,7 +90,7 @@ def training_words(plan: TrainingPlan) -> dict[str, str]:
         time += f", {seconds} without evaluation ({plan.chosen.time_source}{bound})"
     words = {"batch": _batch_in_words(plan), "budget": _budget_in_words(plan.budget), "time": time, "seconds": seconds}
     if plan.chosen is not None and plan.chosen.wire is not None:
-        words["ranks"] = _ranks_in_words(plan, plan.chosen, plan.chosen.wire)
+        words["runs"] = _processes_in_words(plan, plan.chosen, plan.chosen.wire)
     if plan.batch_moves:
         words["schedule"] = _schedule_in_words(plan)
     return words
@@ -143,39 +143,36 @@ def _facts(plan: TrainingPlan) -> Iterator[Note]:
     micro_batches = "micro-batch" if number == "1" else "micro-batches"
     widest = f" of up to {shape_in_words(rows, tokens, is_packed=plan.is_packed)}"
     updates = words.get("schedule", f"updates of {words['batch']}")
-    a_rank = ""
+    a_process = each = ""
     if chosen.wire is None:
         cut = short = f"{updates}, each in {number} {micro_batches}{widest}"
     else:
-        dealt = f" on {plan.num_ranks} ranks, {chosen.busy_share or 0.0:.0%} busy"
+        dealt = f" in {plan.num_ranks} processes, {chosen.busy_share or 0.0:.0%} busy"
         cut, short = (f"{updates}, {number} {micro_batches}{of}{dealt}" for of in (widest, ""))
-        a_rank = " a rank"
+        a_process, each = " a process", " each"
     yield planned("batch", f"{cut}, {chosen.padding_in_words} padding{source}", short=short)
     peak = format_bytes(chosen.total_bytes or 0)
-    short = f"{peak} of {format_bytes(plan.budget.limit_bytes)}{a_rank}; {chosen.way}"
-    yield planned("memory", f"{peak}{a_rank} of {_limit_in_words(plan.budget)}; {chosen.way}", short=short)
+    short = f"{peak} of {format_bytes(plan.budget.limit_bytes)}{each}; {chosen.way}"
+    yield planned("memory", f"{peak}{a_process} of {_limit_in_words(plan.budget)}; {chosen.way}", short=short)
     if chosen.wire is not None:
-        short = f"{plan.num_ranks} {_held(chosen)}, {_sent(chosen, chosen.wire)} by {chosen.wire.link}; "
-        short += f"{format_seconds(plan.step_seconds)} a step, on one {format_seconds(plan.step_seconds_alone)}"
-        yield planned("ranks", words["ranks"], short=short)
+        short = f"each process has {_held(chosen)}; {format_seconds(plan.step_seconds)} a step, "
+        short += f"alone {format_seconds(plan.step_seconds_alone)}"
+        yield planned("runs", words["runs"], short=short)
     yield planned("time", words["time"], short=f"{_steps_in_words(plan)}, {words['seconds']}")
 
 
 def _held(chosen: Candidate) -> str:
-    return "sharded" if chosen.way.is_sharded else "replicated"
+    return "a part of the model" if chosen.way.is_sharded else "the whole model"
 
 
-def _sent(chosen: Candidate, wire: Wire) -> str:
-    return f"{format_bytes(wire.bytes_per_step(chosen.micro_batches_per_step or 0.0))} a step"
-
-
-def _ranks_in_words(plan: TrainingPlan, chosen: Candidate, wire: Wire) -> str:
+def _processes_in_words(plan: TrainingPlan, chosen: Candidate, wire: Wire) -> str:
     seconds = wire.update_s + wire.round_s * (chosen.micro_batches_per_step or 0.0) / wire.num_ranks
     hidden = ", behind the passes as far as they last" if chosen.way.is_sharded else ""
-    sent = f"{_sent(chosen, wire)}, {format_seconds(seconds)} by {wire.link} at {wire.bytes_per_s / 1e9:.3g} GB/s"
+    sent = f"{format_bytes(wire.bytes_per_step(chosen.micro_batches_per_step or 0.0))} a step, "
+    sent += f"{format_seconds(seconds)} by {wire.link} at {wire.bytes_per_s / 1e9:.3g} GB/s"
     return (
-        f"{wire.num_ranks} {_held(chosen)} ({plan.strategy_reason}); each sends {sent} ({wire.source}, within a "
-        f"machine){hidden}; a step takes {format_seconds(plan.step_seconds)}, on one rank "
+        f"in {wire.num_ranks} processes, each with {_held(chosen)} ({plan.strategy_reason}); each sends {sent} "
+        f"({wire.source}, within a machine){hidden}; a step takes {format_seconds(plan.step_seconds)}, in one process "
         f"{format_seconds(plan.step_seconds_alone)}"
     )
 

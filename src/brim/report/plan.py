@@ -118,8 +118,8 @@ def plan_facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     else:
         yield "taken", str(plan.chosen.way)
         yield "why", plan.reason
-        if "ranks" in words:
-            yield "ranks", words["ranks"]
+        if "runs" in words:
+            yield "runs", words["runs"]
             yield "busy", f"{plan.chosen.busy_share or 0.0:.0%} of the passes' time, by how micro-batches are dealt"
         yield "time", words["time"]
     if "schedule" in words:
