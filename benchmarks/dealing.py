@@ -23,7 +23,7 @@ from benchmarks.batching_subject import token_lengths
 from benchmarks.report import print_table, write_report
 from benchmarks.subject import SEED, training_rows
 from brim.batching import MULTIPLE, Costs, Cutter, MicroBatch, Surface, by_costs
-from brim.distributed.dealing import busy_share, deal, lockstep
+from brim.distributed.dealing import SLOWER, busy_share, claimable, claimed_s, deal, lockstep
 
 CASES = ((32, 2), (32, 4), (32, 8), (128, 4), (128, 8), (512, 8), (512, 32))  # effective batch, ranks
 MOST_TOKENS = (512, 2048)
@@ -47,6 +47,8 @@ class Dealt:
     of_ideal_with_one_cut: float  # the micro-batches of one rank, dealt in the same way
     bound_by_longest_row: float  # which no way to deal exceeds
     busy: float  # what the ranks work of the longest
+    of_ideal_one_slow: float  # one rank takes longer than foretold; the ideal is that of so much less to work with
+    of_ideal_one_slow_claimed: float  # who is free takes the next micro-batch
     num_micro_batches: float  # of all ranks, a step
     cut_s: float  # median, of one rank
     deal_s: float  # median
@@ -80,6 +82,7 @@ def measure(
         rounds = lockstep(deal(cutter, step, ranks=ranks, in_lockstep=True), ranks)
         seconds.append((cut_s, deal_s))
         ideal = _longest(cut) / ranks
+        ideal_one_slow = _longest(cut) / (ranks - 1 + 1 / SLOWER)
         shares.append(
             {
                 "of_ideal": ideal / _longest(dealt),
@@ -88,6 +91,8 @@ def measure(
                 "of_ideal_with_one_cut": ideal / _longest(_one_cut(cut[0], ranks)),
                 "bound_by_longest_row": min(1.0, ideal / float(costs.seconds(1, step.max()))),
                 "busy": busy_share(dealt),
+                "of_ideal_one_slow": ideal_one_slow / max(_longest(dealt), SLOWER * _longest(dealt[:1])),
+                "of_ideal_one_slow_claimed": ideal_one_slow / claimed_s(claimable(cutter, step, ranks=ranks), ranks),
                 "num_micro_batches": sum(map(len, dealt)),
             }
         )
@@ -138,8 +143,8 @@ def _longest(dealt: Sequence[Sequence[MicroBatch]]) -> float:
 
 def _print(found: Sequence[Dealt], most_tokens: int) -> None:
     columns = (
-        "rows, effective batch, ranks", "of the ideal", "in lockstep", "one cut", "bound", "busy", "micro-batches",
-        "cut", "deal",
+        "rows, effective batch, ranks", "of the ideal", "in lockstep", "one cut", "bound", "busy", "one slow",
+        "claimed", "micro-batches", "cut", "deal",
     )  # fmt: skip
     lines = []
     for each in found:
@@ -147,7 +152,8 @@ def _print(found: Sequence[Dealt], most_tokens: int) -> None:
         at_2048 = each.rows == "padded" and most_tokens == MOST_TOKENS[-1]
         goal = f" (goal {GOALS[case]:.0%})" if at_2048 and case in GOALS else ""
         goal_s = f" (goal {1000 * GOALS_S[case]:.0f})" if at_2048 and case in GOALS_S else ""
-        shares = (each.of_ideal_in_lockstep, each.of_ideal_with_one_cut, each.bound_by_longest_row, each.busy)
+        whole = (each.of_ideal_in_lockstep, each.of_ideal_with_one_cut, each.bound_by_longest_row, each.busy)
+        shares = (*whole, each.of_ideal_one_slow, each.of_ideal_one_slow_claimed)
         lines.append(
             (
                 f"{each.rows}, {each.effective_batch_size}, {each.ranks}",

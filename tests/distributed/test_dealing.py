@@ -10,8 +10,8 @@ from hypothesis import given
 from tests.batching.cost_examples import costs, linear_costs, rising_surfaces
 from tests.properties import examples
 
-from brim.batching import MULTIPLE, ByLength, ByRows, by_costs, cutter_of
-from brim.distributed.dealing import busy_share, deal, lockstep
+from brim.batching import MULTIPLE, ByLength, ByRows, MicroBatch, by_costs, cutter_of
+from brim.distributed.dealing import busy_share, claimable, claimed_s, deal, lockstep
 
 LENGTHS = st.lists(st.integers(1, 120), min_size=1, max_size=30)
 RANKS = st.integers(1, 6)
@@ -174,3 +174,17 @@ def test_packed_rows_and_fixed_ones_fill_the_last_round_by_hand():
     fixed = deal(ByRows(max_rows=8), [10] * 32, ranks=3)
     assert [[part.num_rows for part in parts] for parts in fixed] == [[6, 5], [5, 6], [5, 5]]
     assert [len(parts) for parts in deal(ByRows(max_rows=8), [10] * 3, ranks=4)] == [1, 1, 1, 0]
+
+
+@given(cutter=cutters(), lengths=LENGTHS, ranks=st.integers(2, 6))
+def test_what_is_claimed_is_every_row_once_and_done_sooner_where_a_rank_is_slow(cutter, lengths, ranks):
+    parts = claimable(cutter, lengths, ranks=ranks)
+    assert sorted(row for part in parts for row in part.rows.tolist()) == list(range(len(lengths)))
+    assert list(map(work, parts)) == sorted(map(work, parts), reverse=True)
+    for cut in cutter.cuts(lengths, ranks=ranks):
+        assert claimed_s(parts, ranks) <= claimed_s(sorted(cut, key=lambda part: (-work(part), part.rows[0])), ranks)
+
+
+def test_a_slow_rank_claims_less():
+    assert claimed_s([MicroBatch(rows=np.arange(1), padded_length=8)] * 5, 2) == 3 * 8.0
+    assert claimed_s([MicroBatch(rows=np.arange(1), padded_length=8)] * 5, 2, slower=4.0) == 4 * 8.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from unittest.mock import DEFAULT, patch
 
@@ -184,6 +185,35 @@ def test_what_happens_after_the_last_sum_is_told_of_each_rank(tiny_base, sums_fi
         (1, "gradient norm", 0),
         (1, "gradient norm", 1),
     ]
+
+
+def test_who_is_free_takes_the_next_micro_batch(tiny_base, sums_file, tmp_path):
+    slow_s = 0.03
+
+    def hindered(rank: int) -> None:
+        from brim.train import gradient
+
+        Scarce(1, most_rows=1, times=1)(rank)
+        whole = gradient.next_token_loss
+
+        def slow(*given, **named):
+            time.sleep(slow_s if rank else 0)
+            return whole(*given, **named)
+
+        patch.object(gradient, "next_token_loss", slow).start()
+
+    trainer = {"batch_size": 2, "effective_batch_size": 14, "dropout_by_row": True}
+    backend = {"type": "local", "trainer": {"strategy": "ddp", "dealing": "claimed"}}
+    config = usual(tiny_base, dataset=str(sums_file), trainer=trainer, **LORA, backend=backend)
+    train(config, tmp_path / "1", ranks=1)
+    results(train(config, tmp_path / "2", ranks=2, each=hindered))
+    assert_alike(tmp_path / "1", tmp_path / "2", within=1e-5)
+    first, *steps = (record for record in log(tmp_path / "2") if "learning_rate" in record)
+    assert sum(first["rows_by_rank"]) == 14
+    assert [each["after"] for each in log(tmp_path / "2") if each.get("event") == "cap" and "rank" not in each] == [1]
+    for each in steps:
+        assert sum(each["rows_by_rank"]) == sum(each["micro_batches_by_rank"]) == 14
+        assert each["rows_by_rank"][0] > each["rows_by_rank"][1]
 
 
 def test_a_row_that_does_not_fit_on_a_rank_ends_all_with_a_checkpoint(tiny_base, sums_file, tmp_path):

@@ -7,8 +7,8 @@ BatchNorm's running averages.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -151,12 +151,14 @@ class GradientStep:
         num_groups: int | None = None,
         meter: GroupMeter | None = None,
         first_cut: Sequence[MicroBatch] | None = None,
+        more: Callable[[], Sequence[MicroBatch]] = tuple,
     ) -> StepOutcome:
         """Sum the gradient of the rows of these lengths, in tokens; return the loss, too.
 
         num_groups: divide the batch in its own order, into about so many micro-batches; None: as is cheapest. meter:
         looks at the micro-batches, and begins again with the step. first_cut: how the rows are divided, unless memory
-        runs out; None: as the cutter does it.
+        runs out; None: as the cutter does it. more: asked, whenever all have been through the model, which of the rows
+        come next; none: it was the last.
 
         After an allocation that failed, the gradients are dropped, random states and buffers rewound, caches freed,
         and the same rows partitioned smaller. A row that is alone already is tried once more; then OutOfMemoryError
@@ -170,13 +172,15 @@ class GradientStep:
         tried_alone: set[int] = set()  # first rows of micro-batches that failed and cannot be divided further
         parts: list[Part] = []
         micro_batches = self._cut(lengths, num_groups) if first_cut is None else list(first_cut)
-        while isinstance(losses := self._pass(micro_batches, meter, parts, tried_alone), OutOfMemory):
+        while isinstance(losses := self._pass(micro_batches, more, meter, parts, tried_alone), OutOfMemory):
             num_out_of_memory += 1
             number = len(parts)
             parts.clear()
             self._rewind(random_before, meter)
             self._cut_smaller(micro_batches, number, losses, tried_alone)
-            micro_batches = self._cut(lengths, num_groups)
+            rows = np.sort(np.concatenate([each.rows for each in micro_batches]))
+            again = self._cut(np.asarray(lengths)[rows], num_groups)
+            micro_batches = [replace(each, rows=rows[each.rows]) for each in again]
             self._on_event({"event": "replay", "num_micro_batches": len(micro_batches)})
         if self._buffers is not None:
             self._buffers.done()
@@ -192,17 +196,23 @@ class GradientStep:
         return self._cutter.cut_in_order(lengths, num_groups=num_groups)
 
     def _pass(
-        self, micro_batches: Sequence[MicroBatch], meter: GroupMeter | None, parts: list[Part], tried_alone: set[int]
+        self,
+        micro_batches: list[MicroBatch],
+        more: Callable[[], Sequence[MicroBatch]],
+        meter: GroupMeter | None,
+        parts: list[Part],
+        tried_alone: set[int],
     ) -> Tensor | OutOfMemory:
         """Return the shares of the loss, with all micro-batches among the parts; or why it failed, with those before.
 
+        micro_batches: to which those that come are added.
         tried_alone: first rows of micro-batches that failed before and cannot be divided further.
         """
         self._drop_gradients(meter)
 
         def accumulate() -> Tensor:
             self._prepare(micro_batches)
-            for micro_batch in micro_batches:
+            for micro_batch in _until_none_comes(micro_batches, more):
                 loss = self._backward(micro_batch.rows)
                 if meter is not None:
                     meter.end_group()
@@ -271,6 +281,16 @@ class GradientStep:
             return
         for parameter in self._parameters:
             parameter.grad = None
+
+
+def _until_none_comes(
+    micro_batches: list[MicroBatch], more: Callable[[], Sequence[MicroBatch]]
+) -> Iterator[MicroBatch]:
+    """Yield the micro-batches, and those that come, which are added to them before any of them is yielded."""
+    yield from micro_batches
+    while coming := more():
+        micro_batches += coming
+        yield from coming
 
 
 def _failed(micro_batches: Sequence[MicroBatch], number: int) -> MicroBatch:

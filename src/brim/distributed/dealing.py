@@ -11,12 +11,16 @@ evenly; smaller ones can, and take more time in all. So the cutter offers severa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heapreplace
 
 from numpy.typing import ArrayLike
 
 from brim.batching import Cutter, MicroBatch
+
+SLOWER = 1.25  # times as long as foretold: what a rank may take where micro-batches are claimed
+
+_FINER = (1, 2)  # times as many ranks as there are, for which claimed micro-batches are cut
 
 
 def deal(
@@ -51,9 +55,32 @@ def lockstep(dealt: Sequence[Sequence[MicroBatch]], ranks: int) -> list[list[Mic
     """
     together = [part for parts in dealt for part in parts]
     if ranks > 1:
-        together.sort(key=lambda part: (-_work(part), int(part.rows[0])))
+        together = _by_work(together)
     parts = [*together, *[None] * (-len(together) % ranks)]
     return [parts[start : start + ranks] for start in range(0, len(parts), ranks)]
+
+
+def claimable(cutter: Cutter, lengths: ArrayLike, *, ranks: int) -> list[MicroBatch]:
+    """Return micro-batches in the order in which ranks are to claim them: who is free takes the next, the longest left.
+
+    They are cut so that all are done soonest where one of the ranks takes longer than foretold; so there are more of
+    them than `deal` has. lengths: as there.
+    """
+    cuts = [cut for each in _FINER for cut in cutter.cuts(lengths, ranks=each * ranks)]
+    return min(map(_by_work, cuts), key=lambda cut: claimed_s(cut, ranks))
+
+
+def claimed_s(parts: Sequence[MicroBatch], ranks: int, *, slower: float = SLOWER) -> float:
+    """Return the predicted seconds until all is done that is claimed in this order. slower: the first rank."""
+    free = [(0.0, rank) for rank in range(ranks)]
+    for part in parts:
+        now, rank = free[0]
+        heapreplace(free, (now + _work(part) * (1.0 if rank else slower), rank))
+    return max(free)[0]
+
+
+def _by_work(parts: Iterable[MicroBatch]) -> list[MicroBatch]:
+    return sorted(parts, key=lambda part: (-_work(part), int(part.rows[0])))
 
 
 def busy_share(dealt: Sequence[Sequence[MicroBatch]], *, in_lockstep: bool = False) -> float:

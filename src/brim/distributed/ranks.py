@@ -137,6 +137,16 @@ class Ranks:
             raise self.peer_failed(failed)
         return [each["value"] for each in heard]
 
+    def counter(self, name: str) -> Callable[[], int]:
+        """Return what draws the next number, from 0 on, of a new count that all ranks share.
+
+        All ranks begin one of a name equally often, and have met in between.
+        """
+        number, key, store = self._counts.get(name, 0), self._key(name), self._several()
+        if self.is_first and number >= 2:  # none draws from it any more
+            self._asked(lambda: store.delete_key(f"{name}-{number - 2}"))
+        return lambda: int(self._asked(lambda: store.add(key, 1))) - 1
+
     def agree(self, digests: Mapping[str, str]) -> None:
         """Compare what every rank must have alike. Raises InputError that names what differs."""
         others = self.exchanged("digests", lambda: dict(digests))

@@ -199,6 +199,8 @@ def sharding_obstacles(config: Config) -> Iterator[tuple[str, str, str]]:
         yield "a scaled loss", "precision", "set it to bf16-mixed or fp32"
     if trainer.optimizer.type not in _OPTIMIZERS:
         yield trainer.optimizer.type, "trainer.optimizer.type", f"set it to one of {', '.join(_OPTIMIZERS)}"
+    if config.backend.trainer.dealing == "claimed":
+        yield "micro-batches that are claimed", "backend.trainer.dealing", "set it to planned"
     if trainer.batch_adaptation is not None:
         yield "a batch that grows with the gradient's noise", "trainer.batch_adaptation", "take it out"
     elif trainer.noise_scale_every is not None:

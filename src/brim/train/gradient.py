@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from brim.batching import NUM_GROUPS, GradientStep, MicroBatch, NoiseMeasurement, Part, StepOutcome
 from brim.batching.memory import OutOfMemory, attempt, random_states, restore_random_states
 from brim.data.tokens import Batch, TokenRow, collate, pack
-from brim.distributed import GradientSum, Reduction, ShardedSum, Share, deal, local
+from brim.distributed import GradientSum, Reduction, ShardedSum, Share, claimable, deal, local
 from brim.models import LLM
 from brim.models.loss import next_token_loss
 from brim.models.packing import PackedRows, passing
@@ -55,6 +55,7 @@ class Gradient:
         self.shares: Sequence[Share] = ()  # what each rank did in the last step that was read; none of a lone process
         self._reduction = gradient_sum(job, self.parameters)
         self._cut: Sequence[MicroBatch] = ()  # this rank's, where there are several
+        self._claims: Claims | None = None  # of this step, where who is free takes the next
         self._dummy: Sequence[TokenRow] = ()  # that the others of a round wait for, where there are no rows left
         self._norms: GradientNorms | None = None  # of this rank's groups, until the sum of all ranks is measured, too
         self._digest = 0  # of how the step was dealt
@@ -96,7 +97,7 @@ class Gradient:
             self._job.llm.model.train()
         lengths = self._job.rows.lengths[indices]
         if not measures_noise:
-            return self._step.run(lengths, first_cut=cut)
+            return self._step.run(lengths, first_cut=cut, more=self._claims or tuple)
         with GradientNorms(self.parameters) as norms:
             num_groups = NUM_GROUPS if cut is None else max(len(cut), 1)
             outcome = self._step.run(lengths, num_groups=num_groups, meter=norms, first_cut=cut)
@@ -113,8 +114,8 @@ class Gradient:
         """
         if self._reduction is None:
             return outcome.losses
-        num_parts = sum(part.micro_batch.num_rows > 0 for part in outcome.parts)
-        share = replace(share, num_rows=len(self._indices), num_micro_batches=num_parts, digest=self._digest)
+        sizes = [part.micro_batch.num_rows for part in outcome.parts if part.micro_batch.num_rows]
+        share = replace(share, num_rows=sum(sizes), num_micro_batches=len(sizes), digest=self._digest)
         numbers = self._reduction.run(outcome.losses, share)
         if self._norms is not None:  # before anything is clipped
             self._norms.end_sum([p.grad for p in self.parameters if p.grad is not None])
@@ -182,11 +183,20 @@ class Gradient:
     def _share_of(
         self, indices: NDArray[np.intp], *, num_groups: int | None
     ) -> tuple[NDArray[np.intp], list[MicroBatch] | None]:
-        """Return this rank's rows of an effective batch, and how they are cut; a lone process cuts them itself."""
+        """Return this rank's rows of an effective batch, and how they are cut; a lone process cuts them itself.
+
+        Where micro-batches are claimed, all rows may become this rank's; `_claims` says which do.
+        """
+        self._claims = None
         if self._reduction is None:
             return indices, None
         ranks, lengths = self._job.ranks, self._job.rows.lengths[indices]
         is_sharded = self._job.sharded is not None
+        if self._job.claims and num_groups is None:
+            unclaimed = claimable(self._job.cutter, lengths, ranks=ranks.size)
+            self._digest = zlib.crc32(_listed(unclaimed).tobytes())
+            self._claims = Claims(self._job, unclaimed, lengths)
+            return indices, []
         dealt = deal(self._job.cutter, lengths, ranks=ranks.size, num_groups=num_groups, in_lockstep=is_sharded)
         self._digest = zlib.crc32(np.concatenate([_listed(of_rank) for of_rank in dealt]).tobytes())
         mine, start = dealt[ranks.rank], 0
@@ -256,6 +266,33 @@ class Gradient:
         if event["event"] == "oom":
             event = {**event, "rows": [int(key) for key in self._job.rows.keys[self._indices[self._last]]]}
         self._on_event(event)
+
+
+class Claims:
+    """Take the next of a step's micro-batches when this rank is free; each is taken by one rank.
+
+    micro_batches: of all ranks, in the order in which they are taken. lengths: of the rows, in tokens.
+    """
+
+    def __init__(self, job: TrainJob, micro_batches: Sequence[MicroBatch], lengths: NDArray[np.integer]) -> None:
+        self._cutter, self._device = job.cutter, job.llm.device
+        self._micro_batches, self._lengths, self._limit = micro_batches, lengths, job.cutter.limit
+        self._next_number = job.ranks.counter("claims")
+        self._queued: list[torch.cuda.Event] = []
+
+    def __call__(self) -> Sequence[MicroBatch]:
+        """Return a micro-batch, cut as this rank's limit asks since memory ran out; nothing once all are taken."""
+        if self._device.type == "cuda":  # it has one to do, and one waits: who queued them all would not be free
+            self._queued.append(torch.cuda.current_stream().record_event())
+            if len(self._queued) > 1:
+                self._queued.pop(0).synchronize()
+        number = self._next_number()
+        if number >= len(self._micro_batches):
+            return ()
+        taken = self._micro_batches[number]
+        if self._cutter.limit >= self._limit:
+            return [taken]
+        return [replace(each, rows=taken.rows[each.rows]) for each in self._cutter.cut(self._lengths[taken.rows])]
 
 
 def _listed(micro_batches: Sequence[MicroBatch]) -> NDArray[np.int64]:

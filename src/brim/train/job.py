@@ -146,6 +146,7 @@ def build_job(
         copy_room_bytes=copy_room_bytes,
         ranks=ranks,
         sharded=sharded,
+        claims=config.backend.trainer.dealing == "claimed",
         settings=config.model_dump(mode="json"),
     )
 
@@ -208,4 +209,5 @@ class TrainJob:
     copy_room_bytes: int = 0  # of the host's memory, for a copy of the state that is written beside training
     ranks: Ranks = ALONE  # the processes that train together; the first alone writes
     sharded: Sharded | None = None  # the model, over these processes; None: each has all of it
+    claims: bool = False  # who is free takes the next micro-batch
     settings: Mapping[str, Any] = field(default_factory=dict)  # kept with each checkpoint, as JSON

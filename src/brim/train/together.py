@@ -74,6 +74,9 @@ class Together:
             "peak_bytes": max(peak_bytes, *(share.peak_bytes for share in shares)),
             "ranks": len(shares),
         }
+        if self._job.claims:
+            fields["rows_by_rank"] = [share.num_rows for share in shares]
+            fields["micro_batches_by_rank"] = [share.num_micro_batches for share in shares]
         if self._job.llm.device.type == "cpu":  # a GPU goes on when the host has queued its work
             busy_s = [share.busy_s for share in shares]
             fields["busy"] = round(sum(busy_s) / len(busy_s) / max(busy_s), 4)  # of the time until the last was done

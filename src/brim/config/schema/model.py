@@ -81,6 +81,13 @@ class BackendTrainer(Section):
         "GPUs of this machine, each with a process; on a CPU, processes. null: one. `brim train --gpus` wins, and so "
         "does a launcher such as torchrun.",
     )
+    dealing: Literal["planned", "claimed"] = key(
+        "planned",
+        "Which GPU computes which micro-batch of a step: as foretold (`planned`: the same GPUs, the same bits), or the "
+        "one that is free takes the next (`claimed`: for cards of several kinds, or shared ones; with `ddp`). What is "
+        "learned is the same but for rounding.",
+        brim=True,
+    )
 
 
 class BackendConfig(Section):
