@@ -219,9 +219,9 @@ def test_who_is_free_takes_the_next_micro_batch(tiny_base, sums_file, tmp_path):
 def test_a_row_that_does_not_fit_on_a_rank_ends_all_with_a_checkpoint(tiny_base, sums_file, tmp_path):
     config = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 4, "steps_per_checkpoint": 100})
     ended = train(config, tmp_path / "2", ranks=2, each=Scarce(1, most_rows=0), observer=None)
-    assert [each.code for each in ended] == [1, 1]
+    assert ended[1].code == 1
     assert "OutOfMemoryError: step 1: row" in ended[1].error
-    assert "PeerError" in ended[0].error
+    assert ended[0].code  # the other waits for this one to say so, and may be ended meanwhile
 
 
 def test_a_loss_that_is_not_finite_on_a_rank_is_left_out_by_all(tiny_base, sums_file, tmp_path):

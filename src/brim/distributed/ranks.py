@@ -35,6 +35,7 @@ _SLOWEST_POLL_S = 0.25
 _LEAST_TIMEOUT_S = 60.0
 _STEPS_IN_TIMEOUT = 10  # a step that takes ten times as long as predicted hangs
 _FAREWELL_S = 3.0  # for the others to hear that this rank has failed
+_BEHIND_S = 1.0  # for the rank that has failed to end before those that miss it
 _OVER = "over"
 _TIMEOUT = "BRIM_PEER_TIMEOUT_S"  # of the environment
 
@@ -349,11 +350,13 @@ def joined(place: Place) -> Iterator[Ranks]:
     pulse, leave_group = ranks._live(), dist.destroy_process_group
     try:
         yield ranks
-    except BaseException:
+    except BaseException as error:
         if dist.get_backend() == "nccl":  # to destroy it waits for what was begun, which nobody may end
             leave_group = _abort_process_group
         ranks._end()
         ranks._leave(within_s=_FAREWELL_S)
+        if isinstance(error, PeerError):  # a launcher ends all with the first that ends, which should say why
+            time.sleep(_BEHIND_S)
         raise
     else:
         ranks._leave(within_s=ranks.timeout_s)
