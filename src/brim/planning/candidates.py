@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from brim.batching import ByRows, Costs, Cutter, MicroBatch, Shape as MicroBatchShape, Totals, by_costs, cut_totals
 from brim.distributed import deal
 from brim.memory.devices import Budget
-from brim.planning.costs import BoundBy, Shape
+from brim.planning.costs import BoundBy, Shape, Traces
 from brim.planning.plan import Candidate, Way, Wire, shape_in_words
 from brim.units import format_bytes, format_count, format_seconds
 
@@ -149,6 +149,7 @@ class WayCosts:
     advice: Callable[[Sequence[Shape]], tuple[str, ...]]  # on what would make it faster
     traced_at: Callable[[int, int], Costs]  # the costs once one more shape, (rows, tokens), has been traced
     wire: Wire | None = None  # None: of one process
+    traces: Traces | None = None  # that tell all this; None: made otherwise
 
 
 def candidate(known: WayCosts, task: Task, budget: Budget) -> Candidate:

@@ -174,19 +174,24 @@ class Request:
         config: Config | None = None,
         is_kept: bool = True,
         sharding: Sharding | None = None,
+        like: Traces | None = None,
     ) -> Iterator[Traces]:
         """Yield the traces of a workload. config: None: the request's. is_kept: on disk. sharding: of the weights.
+
+        like: of the same workload in another sharding, whose recordings serve these, too.
 
         Raises UntraceableError for an architecture that cannot be traced.
         """
         target = CudaTarget.of(self.device.gpu_capability)
         with self.tracing():
+            workload = ConfigWorkload(config or self.config, self.folder, self.architecture, target=target)
             yield Traces(
-                make(ConfigWorkload(config or self.config, self.folder, self.architecture, target=target)),
+                make(workload) if like is None else like.workload,
                 self.device,
                 settings=AllocatorSettings.from_environment(os.environ),
                 folder=cache_folder() if is_kept else None,
                 sharding=sharding,
+                like=like,
             )
 
 

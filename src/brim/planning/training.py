@@ -169,7 +169,7 @@ def _made(
             has_more = True
             break
         say(status(f"planning: {way}"))
-        costs = traced(request, way, budget, correction, is_kept=is_kept, say=say)
+        costs = traced(request, way, budget, correction, known, is_kept=is_kept, say=say)
         if costs.way in (each.way for each in known):
             continue  # the architecture allows no chunks, and whole logits have been looked at
         costs, looked_at = verified_strategy(costs, request.task, budget)
@@ -190,16 +190,26 @@ _MOST_PACKED_ON_A_CPU = 2048
 
 
 def traced(
-    request: PlanRequest, way: Way, budget: Budget, correction: Correction, *, is_kept: bool, say: Say
+    request: PlanRequest,
+    way: Way,
+    budget: Budget,
+    correction: Correction,
+    known: Sequence[WayCosts],
+    *,
+    is_kept: bool,
+    say: Say,
 ) -> WayCosts:
     """Return the costs of a strategy by a few traces. is_kept: on disk, where earlier plans have left theirs.
+
+    known: of other strategies; what the same one was traced for without sharding is not traced again.
 
     Raises UntraceableError for an architecture that cannot be traced.
     """
     task, scale, ranks = request.task, correction.scale, request.ranks
     steps = partial(TrainingSteps, is_single=task.effective_batch_size == 1, ranks=ranks)
     sharding = Sharding(world_size=ranks) if way.is_sharded else None
-    with request.traces(steps, config=request.config_of(way), is_kept=is_kept, sharding=sharding) as traces:
+    like = next((each.traces for each in known if replace(each.way, is_sharded=way.is_sharded) == way), None)
+    with request.traces(steps, config=request.config_of(way), is_kept=is_kept, sharding=sharding, like=like) as traces:
         basics = traces.basics
         peak = traces.peak_surface(
             task.lengths,
@@ -249,6 +259,7 @@ def traced(
         advice=time.advice,
         traced_at=traced_at,
         wire=request.wire(basics["summed"], is_sharded=way.is_sharded),
+        traces=traces,
     )
 
 

@@ -87,6 +87,7 @@ class Traces:
     Bytes are those that PyTorch has allocated. Each row is as long as the others and supervised throughout, which is
     the most that a shape can take. settings: of the allocator; None: PyTorch's defaults. folder: of the cache; None
     keeps nothing on disk. sharding: of weights and state, of which the device is then one rank's; None: all is there.
+    like: of the same workload, which is recorded alike where it is sharded and where it is not.
     """
 
     def __init__(
@@ -97,12 +98,14 @@ class Traces:
         settings: AllocatorSettings | None = None,
         folder: Path | None = None,
         sharding: Sharding | None = None,
+        like: Traces | None = None,
     ) -> None:
         self.workload, self.device, self.settings = workload, device, settings or AllocatorSettings()
         self.sharding = sharding
         self.num_traced = 0
         self.asked: set[Key] = set()  # what else is known is of other plans, and must not change this one
-        self._recordings: dict[Key, Recording] = {}
+        self._recordings: dict[Key, Recording] = {} if like is None else like._recordings
+        self._has_news = False  # for the disk
         self._cache = None if folder is None else Cache(folder, _KIND)
         of_gpu = {
             "device": (device.capability, device.memory_bytes),
@@ -127,6 +130,7 @@ class Traces:
         self.asked.add(shape)
         if shape not in self._known.found:
             self._known.found[shape] = self.workload.find(self, shape)
+            self._has_news = True
         return self._known.found[shape]
 
     @cached_property
@@ -241,12 +245,13 @@ class Traces:
             stream, streams = self._of_rank(self.workload.job(self, shapes), self.recording(shapes[0]))
             peak_bytes = int(self.live_bytes(stream).max())
             known[name] = least_capacity(stream, self.settings, peak_bytes=peak_bytes, streams=streams) - peak_bytes
+            self._has_news = True
             self.save()
         return known[name]
 
     def save(self) -> None:
         """Keep on disk what was found; what another run has found meanwhile stays."""
-        if self._cache is None or not self.num_traced:
+        if self._cache is None or not self._has_news:
             return
         other = self._read()
         self._known.found = {**other.found, **self._known.found}
