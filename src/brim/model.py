@@ -102,7 +102,8 @@ class Model:
         with ExitStack() as stack, listening(say, is_short=True) as told:
             output = Path(output_directory) if output_directory is not None else Path("results") / self._name
             trains = isinstance(self.config.trainer, FinetuneTrainer)
-            ranks = stack.enter_context(joined(Place.of_environment() if trains else Place()))
+            place, offloads = Place.of_environment() if trains else Place(), self.config.memory.offload == "weights"
+            ranks = stack.enter_context(joined(place, offloads=offloads))
             if trains:
                 self._require_trust()
                 if ranks.is_first:

@@ -6,7 +6,13 @@ from .launch import (
     num_processes as num_processes,
     watch_parent as watch_parent,
 )
-from .ranks import ALONE as ALONE, PeerError as PeerError, Ranks as Ranks, joined as joined
+from .ranks import (
+    ALONE as ALONE,
+    PeerError as PeerError,
+    Ranks as Ranks,
+    group_of_one as group_of_one,
+    joined as joined,
+)
 from .reduction import (
     GradientSum as GradientSum,
     Reduction as Reduction,

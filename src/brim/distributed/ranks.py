@@ -163,6 +163,8 @@ class Ranks:
 
     def add(self, tensor: Tensor) -> None:
         """Add a tensor up over all ranks, in place. Raises PeerError where one has ended, or does not answer."""
+        if not self.are_several:
+            return
         import torch.distributed as dist
 
         try:
@@ -315,9 +317,15 @@ class Ranks:
 ALONE = Ranks(Place())
 
 
+_OF_BOTH = "cpu:gloo,cuda:nccl"  # backends of a GPU's tensors, and of those that are offloaded to the host
+
+
 @contextmanager
-def joined(place: Place) -> Iterator[Ranks]:
-    """Join the processes of a run for the time of a block. A GPU each, or the CPU through gloo where there are none."""
+def joined(place: Place, *, offloads: bool = False) -> Iterator[Ranks]:
+    """Join the processes of a run for the time of a block. A GPU each, or the CPU through gloo where there are none.
+
+    offloads: weights lie on the host, and are added up and gathered there, too.
+    """
     if place.world_size == 1:
         yield ALONE
         return
@@ -340,7 +348,7 @@ def joined(place: Place) -> Iterator[Ranks]:
     start = timedelta(seconds=_STEPS_IN_TIMEOUT * _LEAST_TIMEOUT_S)
     store, _, _ = next(rendezvous("env://", timeout=start))
     dist.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo",
+        "gloo" if not torch.cuda.is_available() else _OF_BOTH if offloads else "nccl",
         store=PrefixStore("collectives", store),
         rank=place.rank,
         world_size=place.world_size,
@@ -363,6 +371,25 @@ def joined(place: Place) -> Iterator[Ranks]:
     finally:
         pulse.set()
         leave_group()
+
+
+@contextmanager
+def group_of_one(ranks: Ranks, *, is_cuda: bool) -> Iterator[None]:
+    """Make a process group of the only process of a run, for the time of a block: FSDP wants one. Others have theirs.
+
+    No launcher and no port is needed. A group that the caller of brim has made before is taken.
+    """
+    import torch.distributed as dist
+
+    if ranks.are_several or dist.is_initialized():
+        yield
+        return
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(_OF_BOTH if is_cuda else "gloo", store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def _timeout_of_environment() -> float | None:

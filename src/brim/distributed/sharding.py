@@ -5,6 +5,9 @@ the model together: as often in each step, and a rank that has nothing left to d
 are added up at once, each to the rank that holds its weight. They could wait for the step's end, whole on each rank;
 but a round gathers all weights twice, beside which to reduce the gradients of those that train takes little.
 
+Weights may lie on the host, with their gradients and states (memory.offload). Then each rank, or the only one, copies
+its part of a layer to the device before it gathers it, and gradients back; the optimizer steps on the host.
+
 Weights are gathered in the dtype in which they are kept, and brim's autocast computes as it does on one GPU: the units
 and their dtypes are those that memory/fsdp predicts. Gradients are summed: what they are divided by, the loop knows.
 """
@@ -36,21 +39,24 @@ class Sharded:
     """Run a model's passes, whose weights this object has sharded: the model's own parameters are shards from then on.
 
     mesh: of the ranks. The weights may still be on the host; a unit at a time goes to the mesh's device, and is cut.
+    offloads: the parts go back to the host, and stay there.
     Raises ConfigError where the model has no decoder layers that could be units.
     """
 
-    def __init__(self, ranks: Ranks, model: nn.Module, mesh: DeviceMesh) -> None:
-        from torch.distributed.fsdp import FSDPModule, fully_shard
+    def __init__(self, ranks: Ranks, model: nn.Module, mesh: DeviceMesh, *, offloads: bool = False) -> None:
+        from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
-        self._ranks = ranks
+        is_cuda = mesh.device_type == "cuda"
+        policy = CPUOffloadPolicy(pin_memory=is_cuda) if offloads else OffloadPolicy()
+        self._ranks, self.is_beside_device = ranks, offloads and is_cuda  # a CPU has no other memory
         layers = decoder_layers(model)
         in_layers, self.whole_bytes = [_num_bytes(layer) for layer in layers], _num_bytes(model)
         # What a forward pass holds of whole weights: those of no layer, one layer, and the next in its buffer.
         self.gathered_bytes = self.whole_bytes - sum(in_layers) + 2 * max(in_layers)
         for layer in layers:
-            fully_shard(layer, mesh=mesh)
+            fully_shard(layer, mesh=mesh, offload_policy=policy)
         self._root = _Root(model)
-        fully_shard(self._root, mesh=mesh)
+        fully_shard(self._root, mesh=mesh, offload_policy=policy)
         for module in self._root.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
@@ -68,11 +74,17 @@ class Sharded:
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """Turn an allocation that fails into OutOfMemoryError, which nobody retries."""
+        """Turn an allocation that fails into OutOfMemoryError, which nobody retries; a lone process may try again."""
         try:
             yield
         except Exception as error:
             if not is_out_of_memory(error):
+                raise
+            reset: Callable[[], None] | None = getattr(self._root, "reset_iter_state", None)  # older PyTorch has none
+            if reset is not None and not self._ranks.are_several:
+                for weight in self._root.parameters():  # FSDP keeps gradients of whole weights that it has not reduced
+                    weight.grad = None
+                reset()
                 raise
             message = str(error).splitlines()[0]
             raise OutOfMemoryError(
@@ -173,8 +185,11 @@ def like(part: Tensor, model: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the whole of a tensor, which all ranks ask for together."""
-    return cast("DTensor", tensor).full_tensor() if is_sharded(tensor) else tensor
+    """Return the whole of a tensor, which all ranks ask for together. A lone process gets its own, not a copy."""
+    if not is_sharded(tensor):
+        return tensor
+    sharded = cast("DTensor", tensor)
+    return sharded.full_tensor() if sharded.device_mesh.size() > 1 else sharded.to_local()
 
 
 def whole_on_first(ranks: Ranks, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -193,6 +208,8 @@ _OPTIMIZERS = ("adam", "adamw", "sgd")  # element by element, as shards allow; i
 def sharding_obstacles(config: Config) -> Iterator[tuple[str, str, str]]:
     """Yield what cannot be sharded, its key, and what would do instead."""
     trainer = config.finetune_trainer
+    if config.memory.offload == "weights" and config.backend.trainer.strategy == "ddp":
+        yield "the whole model on each GPU", "backend.trainer.strategy", "set it to auto"
     if config.quantization is not None:
         yield f"weights in {config.quantization.bits} bits", "quantization", "take it out"
     if config.precision == "fp16-mixed":

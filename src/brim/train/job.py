@@ -211,3 +211,8 @@ class TrainJob:
     sharded: Sharded | None = None  # the model, over these processes; None: each has all of it
     claims: bool = False  # who is free takes the next micro-batch
     settings: Mapping[str, Any] = field(default_factory=dict)  # kept with each checkpoint, as JSON
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Return whether several processes go through the model together, so that none can repeat a pass alone."""
+        return self.sharded is not None and self.ranks.are_several

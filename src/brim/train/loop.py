@@ -242,7 +242,7 @@ class Loop:
             )
         except OutOfMemoryError as error:
             cutter = self._job.cutter
-            if self._job.sharded is not None:
+            if self._job.in_lockstep:
                 raise self._noted(error) from None
             return of_a_row(
                 error,
@@ -270,7 +270,7 @@ class Loop:
 
     def _saved_first(self, error: BrimErrorT) -> BrimErrorT:
         """Save what has been learned before the run ends; return what to raise then."""
-        if self._job.sharded is not None:
+        if self._job.in_lockstep:
             return error  # the other ranks, which would have to write their parts, are elsewhere
         step = self.state.step
         with _both_told(error):

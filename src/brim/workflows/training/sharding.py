@@ -27,14 +27,17 @@ _STRATEGY = "backend.trainer.strategy"
 
 
 def is_sharded_run(config: Config, num_ranks: int) -> bool:
-    """Return whether each of so many processes is to hold a part of the model."""
-    return num_ranks > 1 and config.backend.trainer.strategy == "fsdp"
+    """Return whether FSDP runs the model: each of several processes holds a part of it, or one offloads it."""
+    return config.memory.offload == "weights" or (num_ranks > 1 and config.backend.trainer.strategy == "fsdp")
 
 
 def require_shardable(config: Config) -> None:
-    """Raise ConfigError, with all that stands against it, where a run cannot be sharded."""
+    """Raise ConfigError, with all that stands against it, where a run cannot be sharded, or offloaded."""
+    asked, instead = f"{_STRATEGY}: fsdp", f"{_STRATEGY}: ddp"
+    if config.memory.offload == "weights":
+        asked, instead = "memory.offload: weights", "memory.offload: none"
     problems = [
-        Problem(what=f"{_STRATEGY}: fsdp does not go with {what}", where=where, fix=f"{fix}, or set {_STRATEGY}: ddp")
+        Problem(what=f"{asked} does not go with {what}", where=where, fix=f"{fix}, or set {instead}")
         for what, where, fix in sharding_obstacles(config)
     ]
     if problems:
@@ -52,8 +55,11 @@ class Loaded:
 
     @property
     def beside_bytes(self) -> int:
-        """Return what an evaluation finds on the device beside what is held of the weights."""
-        return self.state_bytes + (0 if self.sharded is None else self.sharded.gathered_bytes)
+        """Return what an evaluation finds on the device beside the weights; less than 0 where they are not there."""
+        if self.sharded is None:
+            return self.state_bytes
+        elsewhere_bytes = self.state_bytes + self.llm.held_bytes if self.sharded.is_beside_device else 0
+        return self.state_bytes + self.sharded.gathered_bytes - elsewhere_bytes
 
 
 def loaded_for(ranks: Ranks, session: Session) -> Loaded:
@@ -76,7 +82,7 @@ def loaded_for(ranks: Ranks, session: Session) -> Loaded:
         llm = load_llm(config, session.folder, device, trainable=True, at=torch.device("cpu"))
         state_bytes = counted_state_bytes(config.finetune_trainer, llm.model) // ranks.size
         sums = [float(weight.detach().double().sum()) for weight in llm.model.parameters() if weight.requires_grad]
-        sharded = Sharded(ranks, llm.model, mesh)
+        sharded = Sharded(ranks, llm.model, mesh, offloads=config.memory.offload == "weights")
         llm = replace(llm, gathers=sharded)
         digest = hashlib.sha256(json.dumps(sums).encode()).hexdigest()
         found.append(Loaded(llm=llm, sharded=sharded, state_bytes=state_bytes, digest=digest))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -16,7 +16,7 @@ from brim.config.schema import OptimizerConfig
 from brim.data import Prepared, prepare, slip_notes
 from brim.data.read import Data, Source, read
 from brim.data.tokens import TokenRows
-from brim.distributed import ALONE, Ranks, Sharded
+from brim.distributed import ALONE, Ranks, Sharded, group_of_one
 from brim.errors import CheckpointError
 from brim.models import LLM, model_note, no_library_warnings, require_trainable, unquantised_experts
 from brim.notes import Note, Say, status, warning
@@ -137,7 +137,10 @@ def train(
     if not ranks.is_first:
         return follow(session, prepared, RunFolder(output_directory), ranks)
     assert source is not None, "the first rank has read it"
-    with _folder(output_directory, resume=resume) as run:
+    with ExitStack() as stack:
+        if is_sharded_run(session.config, ranks.size):
+            stack.enter_context(group_of_one(ranks, is_cuda=session.device.type == "cuda"))
+        run = stack.enter_context(_folder(output_directory, resume=resume))
         checkpoint, state = where_it_stands(run, session, prepared, resume=resume, say=say)
         first_step = state.step
         # Planned and loaded first: what turns out not to fit, or to be unusable, leaves no half-begun run behind.

@@ -1,0 +1,109 @@
+"""A run whose weights lie on the host is the run without: to the bit in one process, whose memory that is here, too."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+import torch._dynamo  # which FSDP imports, in each process that has not
+import torch.distributed.fsdp
+from faults.several import results, together
+from tests.distributed.test_replicated import LORA, KilledAfter, assert_alike, log, losses, train
+from tests.distributed.test_sharded import FULL, exported
+from tests.gallery import OUT, usual
+
+from brim.config import load_config
+from brim.errors import ConfigError
+from brim.train import gradient
+from brim.workflows.training import sharding
+
+pytestmark = [
+    pytest.mark.run,
+    pytest.mark.skipif(torch.cuda.is_available() or not hasattr(os, "fork"), reason="a fork, where no CUDA has begun"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Python 3.12: other threads, which do nothing here
+]
+
+OFFLOAD = {"memory": {"offload": "weights"}}
+KINDS = {
+    "lora": (LORA, {"dropout_by_row": True, "packing": True, "chunked_loss": True}),
+    "adam": (FULL, {"learning_rate": 0.001, "enable_gradient_checkpointing": True}),
+}
+
+
+def config_of(base, data, *, changes=FULL, **trainer):
+    return usual(base, dataset=str(data), trainer={"batch_size": 2, "train_steps": 4, **trainer}, **changes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_and_the_exported_model_are_the_same_bits(kind, tiny_base, sums_file, tmp_path):
+    changes, trainer = KINDS[kind]
+    config = config_of(tiny_base, sums_file, changes=changes, **trainer)
+    alone = train(config, tmp_path / "none", ranks=1)[0]
+    told = train({**config, **OFFLOAD}, tmp_path / "weights", ranks=1)[0]
+    assert told == alone
+    assert losses(tmp_path / "weights") == losses(tmp_path / "none")
+    assert exported(tmp_path / "weights").equal(exported(tmp_path / "none"))
+    assert not torch.distributed.is_initialized()
+    if kind == "lora":
+        results(train({**config, **OFFLOAD}, tmp_path / "2", ranks=2))
+        assert_alike(tmp_path / "none", tmp_path / "2", within=1e-5)
+
+
+def test_a_killed_run_goes_on_with_its_weights_elsewhere(tiny_base, sums_file, tmp_path):
+    config = config_of(tiny_base, sums_file, train_steps=6, steps_per_checkpoint=2, learning_rate=0.001)
+    train(config, tmp_path / "1", ranks=1)
+    run = tmp_path / "moved"
+
+    def killed(step, **changes):
+        work = together(
+            1,
+            lambda rank: train({**config, **changes}, run, ranks=1, resume=run.exists(), observer=KilledAfter(step)),
+            folder=tmp_path / f"killed-{step}",
+        )
+        assert work[0].code == -signal.SIGKILL
+
+    killed(3, **OFFLOAD)
+    killed(5)
+    train({**config, **OFFLOAD}, run, ranks=1, resume=True)
+    assert losses(run) == losses(tmp_path / "1")
+    assert exported(run).equal(exported(tmp_path / "1"))
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_memory_that_runs_out_is_tried_again_in_smaller_parts(where, tiny_base, sums_file, tmp_path, monkeypatch):
+    config = {**config_of(tiny_base, sums_file, batch_size=4, skip_all_evaluation=True), **OFFLOAD}
+    train(config, tmp_path / "1", ranks=1)
+    whole = gradient.next_token_loss
+
+    def scarce(model, batch, **others):
+        if len(batch.input_ids) <= 2:
+            return whole(model, batch, **others)
+        if where == "forward":
+            raise torch.OutOfMemoryError(OUT)
+
+        def failed(_):
+            hook.remove()  # the weight stays
+            raise torch.OutOfMemoryError(OUT)
+
+        value = whole(model, batch, **others)
+        hook = next(weight for weight in model.parameters() if weight.requires_grad).register_hook(failed)
+        return value
+
+    monkeypatch.setattr(gradient, "next_token_loss", scarce)
+    train(config, tmp_path / "2", ranks=1)
+    assert_alike(tmp_path / "1", tmp_path / "2", within=1e-5)
+    events = [(record["step"], record["event"]) for record in log(tmp_path / "2") if "event" in record]
+    assert events[:2] == [(1, "oom"), (1, "cap")]
+
+
+def test_what_does_not_go_with_it_is_refused_by_name(tiny_base):
+    trainer = {"optimizer": {"type": "adafactor"}}
+    backend = {"trainer": {"strategy": "ddp"}}
+    config = usual(tiny_base, trainer=trainer, quantization={"bits": 4}, backend=backend, **OFFLOAD)
+    with pytest.raises(ConfigError) as caught:
+        sharding.require_shardable(load_config(config).config)
+    keys = [problem.where for problem in caught.value.problems]
+    assert keys == ["backend.trainer.strategy", "quantization", "trainer.optimizer.type"]
+    assert all("or set memory.offload: none" in problem.fix for problem in caught.value.problems)
