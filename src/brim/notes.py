@@ -147,7 +147,7 @@ class PlanCard:
 _OF_ROWS = "rows"  # topic of the notes on what became of rows, which stand below the data
 
 
-_LABELS = ("model", "data", "batch", "memory", "parts", "runs", "time")
+_LABELS = ("model", "data", "batch", "memory", "parts", "runs", "host", "time")
 
 
 _LABEL_CHARACTERS = 8  # the longest label, and two spaces before the text

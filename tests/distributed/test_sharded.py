@@ -24,7 +24,7 @@ from transformers import LlamaForCausalLM
 import brim
 from brim.config import load_config
 from brim.data.tokens import TokenRow
-from brim.distributed import Place, Sharded, joined, local, mesh_of
+from brim.distributed import Place, Sharded, group_of_one, joined, local, mesh_of
 from brim.errors import CheckpointError, ConfigError
 from brim.models import equip, load_llm
 from brim.models.folders import locate
@@ -202,11 +202,12 @@ def held(tensors):
 
 def measured(base, config):
     """Bytes of weights and states after a step, and the most in a step; the least of three, as gloo frees late."""
-    with joined(Place.of_environment()) as ranks:
+    with joined(Place.of_environment()) as ranks, group_of_one(ranks, is_cuda=False):
         config = load_config(config).config.having("precision", "fp32")
         model = LlamaForCausalLM.from_pretrained(base)
         llm = equip(model, config, locate(str(base)), torch.device("cpu"), trainable=True)
-        llm = replace(llm, gathers=Sharded(ranks, llm.model, mesh_of(ranks, llm.device)))
+        offloads = config.memory.offload == "weights"
+        llm = replace(llm, gathers=Sharded(ranks, llm.model, mesh_of(ranks, llm.device), offloads=offloads))
         optimizer = build_optimizer(
             config.trainer.optimizer, [weight for weight in llm.model.parameters() if weight.requires_grad]
         )
@@ -227,14 +228,19 @@ def measured(base, config):
         return {"weights": held(weights), "optimizer_state": held(states), "peak": min(peaks[1:])}
 
 
+OFFLOAD = {"memory": {"offload": "weights"}}  # which one rank alone can do; on a CPU in the same memory
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("changes", [{"trainer": {"enable_gradient_checkpointing": True}}, LORA], ids=["full", "lora"])
-def test_a_rank_holds_what_is_predicted(changes, tmp_path):
+def test_a_rank_holds_what_is_predicted(changes, ranks, tmp_path):
     make_base(tmp_path / "base", **WIDE)
     trainer = {"enable_gradient_checkpointing": False, "chunked_loss": False, "packing": False}
     trainer |= {"batch_size": ROWS, "effective_batch_size": ROWS, **changes.get("trainer", {})}
     config = usual(tmp_path / "base", **{"adapter": None, **changes, "trainer": trainer}, precision="fp32")
-    predicted = brim.predict_memory(config, batch_size=ROWS, sequence_length=TOKENS, device="cpu", world_size=2)
-    found = results(together(2, lambda rank: measured(tmp_path / "base", config), folder=tmp_path / "ranks"))
+    config |= OFFLOAD if ranks == 1 else {}
+    predicted = brim.predict_memory(config, batch_size=ROWS, sequence_length=TOKENS, device="cpu", world_size=ranks)
+    found = results(together(ranks, lambda rank: measured(tmp_path / "base", config), folder=tmp_path / "ranks"))
     for each in found:
         at_end = {name: int(live[-1]) for name, live in predicted.timeline.live_bytes.items()}
         buffers = at_end["weights"] - each["weights"]

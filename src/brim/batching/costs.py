@@ -150,9 +150,7 @@ class Costs:
 
     def beside(self, num_bytes: int) -> Costs:
         """Return the costs beside so many more bytes, such as an optimizer's state."""
-        values = tuple(tuple(value + num_bytes for value in line) for line in self.peak.values)
-        peak = replace(self.peak, base=self.peak.base + num_bytes, values=values)
-        return replace(self, peak=peak, static_bytes=self.static_bytes + num_bytes)
+        return replace(self, peak=self.peak.plus(num_bytes), static_bytes=self.static_bytes + num_bytes)
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Costs:
@@ -190,6 +188,11 @@ class Surface:
             lower, upper = (line(num_tokens[here]) for line in lines[number : number + 2])
             values[here] = lower + (upper - lower) * (position[here] - number)
         return values
+
+    def plus(self, value: float) -> Surface:
+        """Return the surface with so much more everywhere."""
+        values = tuple(tuple(each + value for each in line) for line in self.values)
+        return replace(self, base=self.base + value, values=values)
 
     @property
     def kinks(self) -> NDArray[np.int64]:

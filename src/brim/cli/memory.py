@@ -68,7 +68,7 @@ _WorldSize = Annotated[
     int, typer.Option("--world-size", min=1, max=MOST_GPUS, metavar="N", help="GPUs that share the model (FSDP).")
 ]
 _Offload = Annotated[
-    str, typer.Option("--offload", metavar="NAME", help="What is kept on the CPU: none, optimizer or weights.")
+    str | None, typer.Option("--offload", metavar="NAME", help="What is kept on the CPU: none, optimizer or weights.")
 ]
 _Compare = Annotated[bool, typer.Option("--compare", help="Full, 16-bit, LoRA, 8-bit and 4-bit training side by side.")]
 _Explain = Annotated[bool, typer.Option("--explain", help="Also work out each part by hand.")]
@@ -93,7 +93,7 @@ def memory(
     memory: MemoryOption = None,
     phase: _Phase = None,
     world_size: _WorldSize = 1,
-    offload: _Offload = "none",
+    offload: _Offload = None,
     compare: _Compare = False,
     explain: _Explain = False,
     measure: _Measure = False,
@@ -142,7 +142,7 @@ class MemoryRequest:
     memory_bytes: int | None
     phase: Phase | None
     world_size: int
-    offload: Offload
+    offload: Offload | None
     compare: bool
     explain: bool
     measure: bool
@@ -315,10 +315,10 @@ def named_phase(text: str | None) -> Phase | None:
     )
 
 
-def named_offload(text: str) -> Offload:
-    """Return what is kept on the CPU. Raises InputError for an unknown name."""
-    if text in get_args(Offload):
-        return cast("Offload", text)
+def named_offload(text: str | None) -> Offload | None:
+    """Return what is kept on the CPU; None: as memory.offload says. Raises InputError for an unknown name."""
+    if text is None or text in get_args(Offload):
+        return cast("Offload | None", text)
     raise InputError(what=f"unknown --offload {text[:60]!r}", where="--offload", expected="none, optimizer or weights")
 
 
@@ -378,7 +378,7 @@ def _beside_measure(request: MemoryRequest) -> Iterator[Problem]:
             yield _problem(f"--measure runs on this machine's device, but {name} names another", "remove one of them")
     if request.world_size > 1:
         yield _problem("--measure runs on one device, but --world-size asks for several", "remove one of them")
-    if request.offload != "none":
+    if request.offload not in (None, "none"):
         yield _problem("--measure runs what brim can train today: everything on the device", "remove --offload")
 
 

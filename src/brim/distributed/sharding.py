@@ -58,7 +58,7 @@ class Sharded:
         self._root = _Root(model)
         fully_shard(self._root, mesh=mesh, offload_policy=policy)
         for module in self._root.modules():
-            if isinstance(module, FSDPModule):
+            if isinstance(module, FSDPModule) and ranks.are_several:  # alone, to divide takes a copy of the gradients
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # else by a factor of 1, which gloo does not know
         self._going = torch.zeros((), device=mesh.device_type)

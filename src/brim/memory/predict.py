@@ -53,7 +53,7 @@ def predict_memory(
     device: str | None = None,
     memory_bytes: int | None = None,
     world_size: int = 1,
-    offload: Offload = "none",
+    offload: Offload | None = None,
     allocator: str | None = None,
 ) -> MemoryPrediction:
     """Predict what a phase of a run takes: bytes allocated and reserved by PyTorch, and in all.
@@ -62,7 +62,8 @@ def predict_memory(
     None: as the configuration says. sequence_length: tokens of each row, or of each prompt when generating.
     phase: None: train if the configuration trains, else generate. device: a name in the catalogue. memory_bytes: the
     memory of any other device; with neither, the local GPU is meant. world_size: GPUs over which FSDP shards weights,
-    gradients and state. offload: what is kept on the CPU: the optimizer with its state, or weights and gradients, too.
+    gradients and state. offload: what is kept on the CPU: the optimizer with its state, or weights and gradients, too;
+    None: of what trains, as memory.offload says. Where the device is the CPU itself, its memory holds all.
     allocator: settings as in PYTORCH_ALLOC_CONF, which is read if this is None.
 
     Threads that predict wait for each other; no model may run in another thread meanwhile.
@@ -307,10 +308,12 @@ def question(
     batch_size: int | None,
     sequence_length: int | None,
     world_size: int,
-    offload: Offload,
+    offload: Offload | None,
     allocator: str | None = None,
 ) -> Question:
     """Prepare what `answer` takes; arguments and errors are those of `predict_memory`."""
+    if offload is None:
+        offload = asked.config.memory.offload if asked.phase in ("train", "load") else "none"
     sharding = _sharding(world_size, offload)
     rows, tokens, choices = _shape(asked, batch_size, sequence_length)
     found = AllocatorSettings.from_environment(os.environ) if allocator is None else AllocatorSettings.parse(allocator)

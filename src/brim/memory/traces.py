@@ -11,7 +11,7 @@ import torch
 from brim.config.schema import FinetuneTrainer
 from brim.memory.allocator import AllocatorSettings, Replay
 from brim.memory.cuda import CudaTarget
-from brim.memory.devices import cpu_device
+from brim.memory.devices import Device, cpu_device
 from brim.memory.events import EventStream
 from brim.memory.prediction import MemoryPrediction, Setting, predict, replay_unlimited
 from brim.memory.trace import (
@@ -26,6 +26,7 @@ from brim.memory.trace import (
     with_workspaces,
 )
 from brim.memory.workload import ConfigWorkload
+from brim.units import format_bytes
 
 if TYPE_CHECKING:
     from brim.memory.fsdp import Sharding
@@ -108,7 +109,10 @@ class Traces:
             allocator=self.job.allocator,
             choices=(*(choice.as_note() for choice in (*asked.choices, *trace.workload.choices)), *choices),
         )
-        rank = self._rank(trace, setting)
+        rank, host_bytes = self._rank(trace, setting), self._host_bytes(trace, device)
+        if host_bytes:
+            told = f"host: {format_bytes(host_bytes)} of its memory for weights, gradients and the optimizer's state"
+            setting = replace(setting, choices=(*setting.choices, told))
         trainer, quantization = asked.config.trainer, asked.config.quantization
         is_on = isinstance(trainer, FinetuneTrainer) and trainer.enable_gradient_checkpointing is True
         return replace(
@@ -117,6 +121,7 @@ class Traces:
             has_chunked_loss=asked.phase != "generate" and trace.workload.has_chunked_loss,
             gradient_checkpointing=is_on if asked.phase == "train" else None,
             is_packed=asked.phase in ("train", "evaluate") and trainer.packing is True,
+            host_bytes=host_bytes,
         )
 
     def build(self, asked: Asked) -> None:
@@ -138,6 +143,15 @@ class Traces:
         self._found.append(trace)
         return trace
 
+    def _host_bytes(self, trace: _Trace, device: Device) -> int:
+        """Return what is on the host where weights are offloaded to it, and 0 elsewhere."""
+        sharding = self.job.sharding
+        if sharding is None or sharding.on(device).offload != "weights":
+            return 0
+        from brim.memory.fsdp import OnHost
+
+        return OnHost.of(trace.stream, trace.recording.weights, world_size=sharding.world_size).num_bytes
+
     def _rank(self, trace: _Trace, setting: Setting) -> _Rank:
         """Return what a rank does on the device."""
         device, stream, recording = setting.device, trace.stream, trace.recording
@@ -155,7 +169,7 @@ class Traces:
             if self.job.sharding is not None:
                 from brim.memory.fsdp import shard
 
-                sharded = shard(stream, recording.weights, self.job.sharding)
+                sharded = shard(stream, recording.weights, self.job.sharding.on(device))
                 stream, cuda_streams = sharded.stream, sharded.cuda_streams
             trace.ranks[key] = _Rank(stream, cuda_streams, replay_unlimited(stream, setting, cuda_streams))
         return trace.ranks[key]

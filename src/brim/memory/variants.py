@@ -84,7 +84,7 @@ def compare_memory(
     device: str | None = None,
     memory_bytes: int | None = None,
     world_size: int = 1,
-    offload: Offload = "none",
+    offload: Offload | None = None,
     ways: Collection[str] | None = None,
 ) -> Iterator[Compared | Failed]:
     """Predict a training step in each variant, in turn; those that cannot be built come first, before any trace.

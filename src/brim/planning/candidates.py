@@ -17,7 +17,7 @@ from brim.batching import ByRows, Costs, Cutter, MicroBatch, Shape as MicroBatch
 from brim.distributed import deal
 from brim.memory.devices import Budget
 from brim.planning.costs import BoundBy, Shape, Traces
-from brim.planning.plan import Candidate, Way, Wire, shape_in_words
+from brim.planning.plan import Candidate, Host, Way, Wire, shape_in_words
 from brim.units import format_bytes, format_count, format_seconds
 
 _MOST_ROUNDS = 3  # the allocator's overhead depends on the shapes, which depend on the cap, which depends on it
@@ -150,6 +150,7 @@ class WayCosts:
     traced_at: Callable[[int, int], Costs]  # the costs once one more shape, (rows, tokens), has been traced
     wire: Wire | None = None  # None: of one process
     traces: Traces | None = None  # that tell all this; None: made otherwise
+    host: Host | None = None  # None: all is on the device
 
 
 def candidate(known: WayCosts, task: Task, budget: Budget) -> Candidate:
@@ -179,6 +180,7 @@ def candidate(known: WayCosts, task: Task, budget: Budget) -> Candidate:
         advice=known.advice(_shapes(totals)),
         update_s=update_s,
         wire=wire,
+        host=known.host,
         busy_share=busy_share,
         seconds_per_epoch_alone=None if wire is None else alone.seconds + known.update_s * alone.num_steps,
     )
@@ -249,6 +251,7 @@ def _unfit(known: WayCosts, task: Task, budget: Budget, cap: _Cap, reason: str) 
         fits=False,
         reason=reason,
         wire=known.wire,
+        host=known.host,
         single_row_bytes=_alone_in_all(known, task, budget, alone),
         cap_bytes=cap.num_bytes,
         cap_binds=True,
@@ -300,11 +303,15 @@ _WORTH = 0.02  # a later strategy must be faster by this share: times are not kn
 
 
 def ways(
-    *, checkpointing: bool | Literal["auto"], chunked: bool | Literal["auto"], sharded: Sequence[bool] = (False,)
+    *,
+    checkpointing: bool | Literal["auto"],
+    chunked: bool | Literal["auto"],
+    sharded: Sequence[bool] = (False,),
+    offloads: bool = False,
 ) -> list[Way]:
     """Return the strategies that the configuration leaves open, best first. sharded: as they may be, best first."""
     return [
-        replace(way, is_sharded=is_sharded)
+        replace(way, is_sharded=is_sharded, offloads=offloads)
         for is_sharded in sharded
         for way in WAYS
         if checkpointing in ("auto", way.gradient_checkpointing) and chunked in ("auto", way.chunked_loss)

@@ -160,11 +160,13 @@ class Way:
     gradient_checkpointing: bool
     chunked_loss: bool
     is_sharded: bool = False  # over the ranks (FSDP); else each rank has the whole model
+    offloads: bool = False  # weights, gradients and states lie on the host (FSDP, of one rank, too)
 
     def __str__(self) -> str:
         loss = "loss in chunks" if self.chunked_loss else "whole logits"
         checkpointing = "checkpointing" if self.gradient_checkpointing else "no checkpointing"
-        return f"{'sharded, ' if self.is_sharded else ''}{checkpointing}, {loss}"
+        held = "weights on the host, " if self.offloads else "sharded, " if self.is_sharded else ""
+        return f"{held}{checkpointing}, {loss}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +196,22 @@ class Wire:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Hold what each process keeps in its machine's memory in a strategy, and copies to the device and back."""
+
+    num_bytes: int  # weights and gradients, in blocks that PyTorch pins, and the optimizer's state
+    copied_bytes: int  # beside the passes of each micro-batch
+    link: str  # "PCIe"
+    source: str  # of its speed, for people
+    bytes_per_s: float
+
+    @property
+    def copied_s(self) -> float:
+        """Return what the copies of a micro-batch take, behind which nothing is hidden."""
+        return self.copied_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """Hold one strategy, and what it would cost."""
 
@@ -215,6 +233,7 @@ class Candidate:
     advice: tuple[str, ...] = ()  # what would make it faster, by what it is bound by
     update_s: float = 0.0  # of seconds_per_epoch, what a step takes beside its passes: sums over ranks, the optimizer
     wire: Wire | None = None  # None: of one process
+    host: Host | None = None  # None: all is on the device
     busy_share: float | None = None  # of several ranks: their mean work over the longest, in the passes of a step
     seconds_per_epoch_alone: float | None = None  # of one of these ranks, if it did all of the same work
 

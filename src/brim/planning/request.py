@@ -24,7 +24,7 @@ from brim.infer.engines import MemoryRoom, StaticEngine, generation_settings
 from brim.memory import ConfigWorkload, tracing
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.cuda import CudaTarget
-from brim.memory.devices import Budget, Device, budget_of, device_at_hand, enforce, link_between
+from brim.memory.devices import Budget, Device, budget_of, device_at_hand, enforce, link_between, link_to_host
 from brim.memory.fsdp import Sharding
 from brim.models import read_architecture
 from brim.models.folders import ModelFolder
@@ -33,7 +33,7 @@ from brim.notes import Say
 from brim.planning.candidates import Task
 from brim.planning.costs import Calibrations, Correction, TracedWorkload, Traces, versions
 from brim.planning.phases import faults, larger_than_an_epoch, last_step, phase_costs, steps_between, stretches_of
-from brim.planning.plan import PhasePlan, TrainingPlan, Way, Wire
+from brim.planning.plan import Host, PhasePlan, TrainingPlan, Way, Wire
 from brim.session import Session, Shortfall
 from brim.storage import cache_folder, source_digest
 from brim.train import LearningRate, RunLength
@@ -99,6 +99,11 @@ class Request:
         return False
 
     @property
+    def offloads(self) -> bool:
+        """Return whether weights, gradients and states of what trains lie on the host."""
+        return self.config.memory.offload == "weights"
+
+    @property
     def multiple(self) -> int:
         """Return the multiple to which packed rows are filled up; 1: rows are padded."""
         return MULTIPLE if self.config.trainer.packing is True else 1
@@ -117,6 +122,7 @@ class Request:
             "settings": self.config.model_dump(mode="json", include=_SECTIONS),
             "versions": versions(),
             **({"ranks": self.ranks} if self.ranks > 1 else {}),
+            **({"offload": True} if self.trains and self.offloads else {}),
             **self.own_facts,
         }
 
@@ -227,9 +233,29 @@ class PlanRequest(Request):
     def sharded(self) -> Sequence[bool]:
         """Return whether the weights may be sharded over the ranks, the preferred answer first."""
         asked = strategy_asked(self.config)
+        if self.offloads:
+            return (True,)
         if self.ranks == 1 or asked == "ddp" or (asked != "fsdp" and any(sharding_obstacles(self.config))):
             return (False,)
         return (True,) if asked == "fsdp" else (False, True)
+
+    @property
+    def sharding(self) -> Sharding:
+        """Return how weights are sharded where they are."""
+        return Sharding(world_size=self.ranks, offload=self.config.memory.offload).on(self.device)
+
+    def host(self, num_bytes: int, copied_bytes: int) -> Host | None:
+        """Return what lies on the host, and what is copied; None where that is nothing. See TrainingSteps."""
+        if not num_bytes:
+            return None
+        link = link_to_host(self.device)
+        return Host(
+            num_bytes=num_bytes,
+            copied_bytes=copied_bytes,
+            link=link.name,
+            source=link.source,
+            bytes_per_s=link.bytes_per_s,
+        )
 
     def wire(self, summed_bytes: int, *, is_sharded: bool) -> Wire | None:
         """Return what ranks send each other; None where there is one process. summed_bytes: see TrainingSteps.

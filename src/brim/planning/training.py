@@ -13,14 +13,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from brim.batching import Costs
 from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer
+from brim.distributed import sharding_obstacles
 from brim.memory import MOST_GPUS, predict_memory, what_helps
 from brim.memory.allocator import AllocatorSettings
-from brim.memory.devices import Budget, cpu_device, devices
-from brim.memory.fsdp import Sharding
+from brim.memory.devices import Budget, cpu_device, device_speed, devices
 from brim.models.folders import open_adapter
 from brim.notes import Say, status
 from brim.planning.candidates import (
@@ -122,6 +123,8 @@ def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, e
     facts |= {"every_way": every_way}
     if request.ranks > 1:
         facts |= {"ranks": request.ranks, "sharded": list(request.sharded)}
+    if request.offloads:
+        facts |= {"offload": True}
     if not request.device.is_cpu:
         facts |= {"allocator": str(AllocatorSettings.from_environment(os.environ))}
     return PlanCache({**facts, "scale": correction.scale} if every_way else facts, budget)
@@ -158,7 +161,10 @@ def _made(
     candidates: list[Candidate] = []
     trainer = request.trainer
     open_ways = ways(
-        checkpointing=trainer.enable_gradient_checkpointing, chunked=trainer.chunked_loss, sharded=request.sharded
+        checkpointing=trainer.enable_gradient_checkpointing,
+        chunked=trainer.chunked_loss,
+        sharded=request.sharded,
+        offloads=request.offloads,
     )
     num_open, has_more = len(open_ways), False
     for way in open_ways:
@@ -207,7 +213,7 @@ def traced(
     """
     task, scale, ranks = request.task, correction.scale, request.ranks
     steps = partial(TrainingSteps, is_single=task.effective_batch_size == 1, ranks=ranks)
-    sharding = Sharding(world_size=ranks) if way.is_sharded else None
+    sharding = request.sharding if way.is_sharded else None
     like = next((each.traces for each in known if replace(each.way, is_sharded=way.is_sharded) == way), None)
     with request.traces(steps, config=request.config_of(way), is_kept=is_kept, sharding=sharding, like=like) as traces:
         basics = traces.basics
@@ -225,7 +231,10 @@ def traced(
             # By this plan, and no others that are kept.
             known=[(shape[0], shape[1]) for shape in traces.asked if shape],
         )
-        update_s = seconds_of(traces.find(()).work["update"], traces.speed)
+        host = request.host(basics["host"], basics["copied"])
+        # Of a machine whose CPU is not known, as of one that is, only the number of cores here counts.
+        speed = traces.speed if host is None else device_speed(cpu_device(), num_cores=torch.get_num_threads())
+        update_s = seconds_of(traces.find(()).work["update"], speed)
         traces.save()
     if traces.note is not None:
         say(traces.note)
@@ -233,7 +242,7 @@ def traced(
     costs = Costs(
         peak=peak,
         static_bytes=static_bytes,
-        time=time.surface,
+        time=time.surface if host is None else time.surface.plus(host.copied_s),
         scale=scale,
         multiple=request.multiple,
         most_tokens=_MOST_PACKED_ON_A_CPU if request.device.is_cpu and not task.largest else None,
@@ -260,6 +269,7 @@ def traced(
         traced_at=traced_at,
         wire=request.wire(basics["summed"], is_sharded=way.is_sharded),
         traces=traces,
+        host=host,
     )
 
 
@@ -300,7 +310,7 @@ def _why_held(request: PlanRequest, candidates: Sequence[Candidate], chosen: Can
     if request.ranks == 1 or chosen is None:
         return ""
     if len(request.sharded) == 1:
-        return STRATEGY_KEY
+        return "memory.offload" if request.offloads else STRATEGY_KEY
     if not chosen.way.is_sharded:
         fits = "the whole model fits"
         sharded_s = [each.seconds_per_epoch for each in candidates if each.fits and each.way.is_sharded]
@@ -340,6 +350,7 @@ def _helps(
     if request.ranks > 1:
         leanest = min(candidates, key=lambda each: each.single_row_bytes).way
         enough += _sharded_further(request, leanest, room_bytes, beyond=world_size, **where)
+    enough += _offloaded(request, candidates, room_bytes, **where)
     if task.fixed_rows is not None:
         by_length = [candidate(way, replace(task, fixed_rows=None), budget) for way in known]
         least = min((each.total_bytes for each in by_length if each.total_bytes is not None), default=None)
@@ -353,6 +364,28 @@ def _helps(
         each.not_enough(room_bytes) for each in found if task.fixed_rows is not None or each.total_bytes < now_bytes
     )
     return tuple(enough) or (*less, "a smaller model: `brim memory --compare` shows what each strategy takes")
+
+
+def _offloaded(request: PlanRequest, candidates: Sequence[Candidate], room_bytes: int, **where: Any) -> Iterator[str]:
+    """Yield that the longest row would fit with the weights on the host of a GPU, where it would.
+
+    where: the device, as `predict_memory` takes it.
+    """
+    config = request.config.having("memory.offload", "weights")
+    if request.device.is_cpu or request.offloads or any(sharding_obstacles(config)):
+        return
+    leanest = min(candidates, key=lambda each: each.single_row_bytes).way
+    found = predict_memory(
+        replace(request, config=config).config_of(leanest),
+        phase="train",
+        batch_size=request.task.fixed_rows or 1,
+        sequence_length=request.task.longest,
+        world_size=request.ranks,
+        **where,
+    )
+    if found.total_bytes <= room_bytes:
+        there = f"{format_bytes(found.total_bytes)} of the device and {format_bytes(found.host_bytes)} of the host"
+        yield f"weights, gradients and states on the host, which is slow ({there}): memory.offload: weights"
 
 
 _TIMES_MORE = (1, 2, 4, 8)  # as many ranks are looked at

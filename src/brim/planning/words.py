@@ -14,6 +14,7 @@ from brim.planning.plan import (
     Candidate,
     ForwardPlan,
     GenerationPlan,
+    Host,
     TrainingPlan,
     Unplanned,
     Wire,
@@ -81,7 +82,7 @@ def training_words(plan: TrainingPlan) -> dict[str, str]:
     """Return a plan's figures in words: batch, budget, time, and `schedule` where the batch moves.
 
     batch: the rows of an update: "32 rows", or "8 to 512 rows" where that moves; seconds: of a run that fits. runs: in
-    several processes, what each holds and sends.
+    several processes, what each holds and sends; host: where weights are offloaded, what lies there and is copied.
     """
     seconds = _seconds_in_words(plan)
     time = _steps_in_words(plan)
@@ -91,6 +92,8 @@ def training_words(plan: TrainingPlan) -> dict[str, str]:
     words = {"batch": _batch_in_words(plan), "budget": _budget_in_words(plan.budget), "time": time, "seconds": seconds}
     if plan.chosen is not None and plan.chosen.wire is not None:
         words["runs"] = _processes_in_words(plan, plan.chosen, plan.chosen.wire)
+    if plan.chosen is not None and plan.chosen.host is not None:
+        words["host"] = _host_in_words(plan.chosen, plan.chosen.host)
     if plan.batch_moves:
         words["schedule"] = _schedule_in_words(plan)
     return words
@@ -158,6 +161,9 @@ def _facts(plan: TrainingPlan) -> Iterator[Note]:
         short = f"each process has {_held(chosen)}; {format_seconds(plan.step_seconds)} a step, "
         short += f"alone {format_seconds(plan.step_seconds_alone)}"
         yield planned("runs", words["runs"], short=short)
+    if chosen.host is not None:
+        short = f"{format_bytes(chosen.host.num_bytes)} there{a_process}; {_copied(chosen, chosen.host)} by {chosen.host.link}"
+        yield planned("host", words["host"], short=short)
     yield planned("time", words["time"], short=f"{_steps_in_words(plan)}, {words['seconds']}")
 
 
@@ -174,6 +180,25 @@ def _processes_in_words(plan: TrainingPlan, chosen: Candidate, wire: Wire) -> st
         f"in {wire.num_ranks} processes, each with {_held(chosen)} ({plan.strategy_reason}); each sends {sent} "
         f"({wire.source}, within a machine){hidden}; a step takes {format_seconds(plan.step_seconds)}, in one process "
         f"{format_seconds(plan.step_seconds_alone)}"
+    )
+
+
+def _own_passes(chosen: Candidate) -> float:
+    """Return the micro-batches that one process has in a step, on average."""
+    return (chosen.micro_batches_per_step or 0.0) / (1 if chosen.wire is None else chosen.wire.num_ranks)
+
+
+def _copied(chosen: Candidate, host: Host) -> str:
+    return f"{format_bytes(round(host.copied_bytes * _own_passes(chosen)))} copied a step"
+
+
+def _host_in_words(chosen: Candidate, host: Host) -> str:
+    seconds = host.copied_s * _own_passes(chosen)
+    return (
+        f"{format_bytes(host.num_bytes)} of its memory for weights, gradients and the optimizer's states of a process "
+        f"(memory.offload); {_copied(chosen, host)}, {format_bytes(host.copied_bytes)} by each micro-batch, "
+        f"{format_seconds(seconds)} by {host.link} at {host.bytes_per_s / 1e9:.3g} GB/s ({host.source}); the optimizer "
+        "steps on the CPU"
     )
 
 

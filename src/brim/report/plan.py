@@ -121,6 +121,8 @@ def plan_facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
         if "runs" in words:
             yield "runs", words["runs"]
             yield "busy", f"{plan.chosen.busy_share or 0.0:.0%} of the passes' time, by how micro-batches are dealt"
+        if "host" in words:
+            yield "host", words["host"]
         yield "time", words["time"]
     if "schedule" in words:
         yield "schedule", words["schedule"]
@@ -173,8 +175,9 @@ def _candidates(plan: TrainingPlan) -> Table:
     for each in plan.candidates:
         is_chosen = each == plan.chosen
         checkpointing = "on" if each.way.gradient_checkpointing else "off"
+        held = ", on the host" if each.way.offloads else ", sharded" if each.way.is_sharded else ""
         table.add_row(
-            f"{_CHOSEN if is_chosen else ' '} {checkpointing}{', sharded' if each.way.is_sharded else ''}",
+            f"{_CHOSEN if is_chosen else ' '} {checkpointing}{held}",
             "chunks" if each.way.chunked_loss else "whole",
             *_figures(plan, each),
             style="bold" if is_chosen else None if each.fits else "dim",

@@ -16,4 +16,4 @@ from .device import (
     devices as devices,
     find_device as find_device,
 )
-from .links import Link as Link, link_between as link_between
+from .links import Link as Link, link_between as link_between, link_to_host as link_to_host

@@ -64,6 +64,12 @@ def link_between(device: Device) -> Link:
     if name in _NVLINK:
         speed = _NVLINK_SHARE * _NVLINK[name] * 1e9
         return Link(name="NVLink", bytes_per_s=speed, source=f"{_NVLINK_SHARE:.0%} of the data sheet's")
+    return link_to_host(device)
+
+
+def link_to_host(device: Device) -> Link:
+    """Return what joins a GPU with the host's memory: PCI Express."""
+    name = _catalogued(device)
     generation, gigabytes = _PCIE.get((device.gpu_capability or (8, 0))[0], _NEWEST_PCIE)
     lanes = 8 if name in _EIGHT_LANES else 16
     return Link(

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from brim.memory.events import EventStream, Place, Weight
 from brim.memory.fsdp.units import (
@@ -31,6 +31,9 @@ from brim.memory.fsdp.units import (
     storages_kept_by_hooks,
     units,
 )
+
+if TYPE_CHECKING:
+    from brim.memory.devices import Device
 
 Kind: TypeAlias = Literal["fsdp2", "fsdp1", "whole"]
 
@@ -52,6 +55,10 @@ class Sharding:
     offload: Literal["none", "optimizer", "weights"] = "none"
     precision: Precision = field(default_factory=Precision)
     reentrant_checkpoints: bool = False  # around FSDP1's units: no unit is prefetched, and hooks keep what they watch
+
+    def on(self, device: Device) -> Sharding:
+        """Return what of it concerns a device's own memory: a CPU's holds what is offloaded to it, too."""
+        return replace(self, offload="none") if device.is_cpu else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from brim.memory.events import Category, EventStream, Place, Weight
@@ -169,16 +169,28 @@ class FullyShard:
         if layer in self._whole:
             return
         self.prefetch(layer)
-        self._whole[layer] = [
-            self._tape.allocate(self._gathered(weight), "weights", "all_gather_copy_out")
-            for weight in self._units.get(layer, ())
-        ]
+        self._whole[layer] = list(self._brought(layer))
         buffer = [self._buffers.pop(layer)] if layer in self._buffers else []
         if backward:
             self._tape.free(buffer, "all_gather_copy_out")
         else:
             self._free_last_buffer()
             self._last_buffer = buffer
+
+    def _brought(self, layer: int | None) -> Iterator[int]:
+        """Allocate whole parameters, one after the other.
+
+        One rank alone gathers nothing: each is copied from what was brought of it from the CPU, and a variable holds
+        that until the next one has been brought (`FSDPParamGroup.wait_for_unshard`).
+        """
+        brought: list[int] = []
+        for weight in self._units.get(layer, ()):
+            if self._offload and self._world_size == 1:
+                copy = self._tape.allocate(self.shard(weight), "temporary", "copy_from_host")
+                self._tape.free(brought, "copy_from_host")
+                brought = [copy]
+            yield self._tape.allocate(self._gathered(weight), "weights", "all_gather_copy_out")
+        self._tape.free(brought, "copy_from_host")
 
     def prefetch(self, layer: int | None) -> None:
         """Gather into the buffer alone, while another unit computes."""
@@ -333,6 +345,31 @@ def gradients_added(stream: EventStream, layers: list[int | None], weights: Sequ
                 left[num_bytes] -= 1
                 added.add(~storage)
     return frozenset(added)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnHost:
+    """Hold what one rank has of offloaded weights on the host, and what it copies to the device and back."""
+
+    num_bytes: int  # of weights, gradients and the optimizer's state
+    copied_bytes: int  # by each micro-batch
+
+    @classmethod
+    def of(cls, stream: EventStream, weights: Iterable[Weight], *, world_size: int) -> OnHost:
+        """Count them. Layers are brought forward and backward, the root stays; what trains has gradients.
+
+        PyTorch pins the memory of weights and gradients, tensor by tensor, in blocks whose sizes are powers of two.
+        stream: of whole steps on one GPU.
+        """
+        died = {~storage for storage in stream.storages if storage < 0}
+        state = enumerate(zip(stream.sizes, stream.categories, strict=True))
+        state_bytes = sum(size for each, (size, kind) in state if kind == "optimizer_state" and each not in died)
+        pinned_bytes = copied_bytes = 0
+        for weight in weights:
+            num_bytes = shard_elements(weight.shape, world_size) * weight.element_bytes
+            pinned_bytes += (1 + weight.trainable) << max(num_bytes - 1, 0).bit_length()
+            copied_bytes += (1 + (weight.layer is not None) + weight.trainable) * num_bytes
+        return cls(num_bytes=pinned_bytes + state_bytes // world_size, copied_bytes=copied_bytes)
 
 
 COMPUTE, GATHER, REDUCE, COPY = 0, 1, 2, 3  # CUDA streams: each has blocks of its own in the caching allocator

@@ -20,6 +20,7 @@ from brim.infer.engines import CacheShape
 from brim.memory import ConfigWorkload
 from brim.memory.devices import DeviceSpeed
 from brim.memory.events import EventStream, Place
+from brim.memory.fsdp import OnHost
 from brim.memory.generation import DECODE, FILL, PREFILL, static_stream
 from brim.memory.trace import (
     Binding,
@@ -43,7 +44,19 @@ _SMALLEST = (1, LEAST_TOKENS)
 _OF_PASS = ("peak", "pass")
 
 
-_OF_MEMORY = ("static", "state", "saved", "unrecorded", "first_update", "update", "load", "chunk_positions", "summed")
+_OF_MEMORY = (
+    "static",
+    "state",
+    "saved",
+    "unrecorded",
+    "first_update",
+    "update",
+    "load",
+    "chunk_positions",
+    "summed",
+    "host",
+    "copied",
+)
 
 
 _OF_GENERATION = ("loaded", "load_peak", "held", "prefill", "step", "prefill", "step")
@@ -61,7 +74,8 @@ class TrainingSteps:
     train; unrecorded: the part that a micro-batch's own trace does not know; first_update, update: the peak of the
     optimizer's first step, in which its state is born, and of later ones; load: the peak while the weights are loaded;
     chunk_positions: of a full chunk of the loss, 0 where all logits are there at once; summed: bytes of all gradients,
-    or those that a micro-batch gathers and reduces where weights are sharded.
+    or those that a micro-batch gathers and reduces where weights are sharded. host, copied: of offloaded weights, see
+    OnHost; 0 where all is on the device.
     """
 
     names: tuple[Names, Names] = (
@@ -95,7 +109,8 @@ class TrainingSteps:
             events = slice(recording.parts["first"][0], recording.parts[last][1])
         else:
             stream, parts = self._two_steps(traces, recording)
-            events = slice(parts["step 2, micro-batch 1"].start, parts["step 2, micro-batch 2"].stop)
+            names = ["step 2"] if self.micro_batches == 1 else ["step 2, micro-batch 1", "step 2, micro-batch 2"]
+            events = slice(parts[names[0]].start, parts[names[-1]].stop)
         peak_bytes = int(traces.live_bytes(stream)[events].max())
         return Found({"peak": peak_bytes}, {"pass": recording.work[last]})
 
@@ -132,10 +147,15 @@ class TrainingSteps:
         # Pages are the machine's memory, and no part of the plan's; a checkpoint has what is in them.
         paged_bytes = self.config.paged_bytes(size for each, size in trained if each.gradient is not None)
         beside_bytes, static_bytes = 0, int(live[parts["step 2" + last].start - 1])
+        host_bytes = copied_bytes = 0
         if traces.sharding is not None:
             unrecorded_bytes, state_bytes = 0, static_bytes - int(live[parts["step 1" + last].start - 1])
             weight_bytes, paged_bytes = weight_bytes // self._ranks, paged_bytes // self._ranks
             summed_bytes = _on_the_wire(stream, parts["step 2" + last])
+            if traces.sharding.offload == "weights":
+                steps = compose_steps([[recording] * self.micro_batches] * 2, optimizer)
+                on_host = OnHost.of(steps, recording.weights, world_size=self._ranks)
+                host_bytes, copied_bytes = on_host.num_bytes, on_host.copied_bytes
         else:
             if self._ranks > 1:
                 unreached = (size * each.dtype.itemsize for each, size in trained if each.gradient is None)
@@ -143,16 +163,20 @@ class TrainingSteps:
             recorded = traces.live_bytes(recording.stream)[recording.parts[_last_part(recording)][0] - 1]
             unrecorded_bytes = static_bytes - int(recorded)
             state_bytes = unrecorded_bytes - _workspace_bytes(stream)
+        updates = [parts[f"step {step}: optimizer"] for step in (1, 2)]  # which do nothing where all is on the host
+        updates_bytes = [int(live[update.start - 1 : update.stop].max()) for update in updates]
         numbers = {
             "static": static_bytes + beside_bytes,
             "state": state_bytes,
             "saved": state_bytes + paged_bytes + weight_bytes,
             "unrecorded": unrecorded_bytes + beside_bytes,
-            "first_update": int(live[parts["step 1: optimizer"]].max()) + beside_bytes,
-            "update": int(live[parts["step 2: optimizer"]].max()) + beside_bytes,
+            "first_update": updates_bytes[0] + beside_bytes,
+            "update": updates_bytes[1] + beside_bytes,
             "load": int(live[parts["load"]].max()),
             "chunk_positions": _chunk_positions(self, [weight.shape for weight in recording.trained]),
             "summed": summed_bytes,
+            "host": host_bytes,
+            "copied": copied_bytes,
         }
         return Found(numbers, {"update": optimizer.work["steady"]})
 

@@ -88,7 +88,9 @@ def measure_memory(
     shape: dict[str, Any] = {"batch_size": batch_size, "sequence_length": sequence_length}
     predictions: dict[Phase, MemoryPrediction] = {}
     for each in phases:
-        predictions[each] = predict_memory(config, phase=each, device=None if has_cuda else "cpu", **shape)
+        predictions[each] = predict_memory(
+            config, phase=each, device=None if has_cuda else "cpu", offload="none", **shape
+        )
         settled = predictions[each].gradient_checkpointing
         if settled is not None:
             config = with_checkpointing(config, settled)  # which without a plan would be off

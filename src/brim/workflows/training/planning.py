@@ -20,6 +20,7 @@ from brim.data import Prepared, prepare, slip_notes, with_labels_of_data
 from brim.data.chat import settled_day
 from brim.data.read import Data, read
 from brim.data.tokens import TokenRows, load_encoder
+from brim.distributed import Place
 from brim.errors import ConfigError, InputError
 from brim.memory import (
     MOST_GPUS,
@@ -43,7 +44,12 @@ from brim.units import format_count
 from brim.workflows.runs import read_json
 from brim.workflows.training.launch import Launched, launch, room_for_copy, saving_note, untried
 from brim.workflows.training.resuming import begun_otherwise, with_plan_of
-from brim.workflows.training.sharding import is_sharded_run, require_shardable
+from brim.workflows.training.sharding import (
+    NOTHING_SAVED,
+    is_sharded_run,
+    require_host_room,
+    require_shardable,
+)
 
 
 @no_library_warnings()
@@ -108,6 +114,8 @@ def plan(
             is_at_hand=device in (None, "cpu") and memory_bytes is None,
         )
         made = plan_run(request, every_way=True, replan=replan, say=told).plan
+        if request.is_at_hand:
+            require_host_room(made, num_processes=ranks)
         return replace(made, advice=(*made.advice, *_as_of_now(made, request)))
 
 
@@ -117,7 +125,9 @@ def _as_of_now(plan: TrainingPlan, request: PlanRequest) -> Iterator[str]:
     On a CPU what the process itself takes counts, and the one that trains takes more than the one that plans; so does
     the copy that is made of a checkpoint.
     """
-    if plan.chosen is not None and request.device.is_cpu:
+    if request.offloads and request.device.is_cpu:
+        yield NOTHING_SAVED
+    elif plan.chosen is not None and request.device.is_cpu:
         yield saving_note(plan, room_for_copy(plan, is_cpu=True))
     size = plan.effective_batch_size
     most = min(len(request.rows), request.trainer.max_batch_size or len(request.rows))
@@ -272,9 +282,12 @@ def plan_of_run(
         request = replace(request, config=session.config)
     request.keep_to(request.budget())
     saved = None if checkpoint is None or replan else _still_holds(request, session, run, checkpoint, say)
+    here = Place.of_environment().local_world_size
     if saved is not None and checkpoint is not None:
         if saved["plan"] is not None:
-            _settle_heap(TrainingPlan.from_dict(saved["plan"]), request)
+            before = TrainingPlan.from_dict(saved["plan"])
+            require_host_room(before, num_processes=here)
+            _settle_heap(before, request)
         session, cutter = with_plan_of(session, checkpoint, run), cutter_of(checkpoint.state["cutter"])
         return RunPlan(session=session, request=request, plan=None, saved=saved, cutter=cutter)
     try:
@@ -289,6 +302,7 @@ def plan_of_run(
     request = planned.request
     if planned.plan.chosen is None and request.task.fixed_rows is None:
         raise InputError(*too_long(planned.plan))
+    require_host_room(planned.plan, num_processes=here)
     heap = _settle_heap(planned.plan, request)
     told = short_plan(planned.plan, phase_notes=tuple(request.phase_notes()))
     if planned.plan.chosen is None:
@@ -328,12 +342,17 @@ def _settle_heap(plan: TrainingPlan, request: PlanRequest) -> list[str]:
     return [told] if is_kept and request.config.memory.budget == "auto" else []
 
 
+def _memory_of(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the section `memory` of a checkpoint's settings, which may be of a version that could not offload."""
+    return {"offload": "none", **(settings.get("memory") or {})}
+
+
 def _still_holds(
     request: PlanRequest, session: Session, run: RunFolder, checkpoint: Checkpoint, say: Say
 ) -> Mapping[str, Any] | None:
     """Return plan.json's content, where the checkpoint's partition may be kept; None where the run must plan."""
     before, now = checkpoint.state["settings"], session.config.model_dump(mode="json")
-    if "cutter" not in checkpoint.state or before.get("memory") != now["memory"]:
+    if "cutter" not in checkpoint.state or _memory_of(before) != now["memory"]:
         return None
     if any(now["trainer"][key] != {"packing": False, **before["trainer"]}.get(key) for key in _KEYS):
         return None

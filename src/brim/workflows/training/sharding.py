@@ -13,17 +13,21 @@ from dataclasses import dataclass, replace
 import torch
 
 from brim.batching import Cutter
-from brim.config.schema import Config
+from brim.config.schema import Config, MemoryConfig
 from brim.distributed import Ranks, Sharded, mesh_of, sharding_obstacles, whole_on_first
 from brim.errors import ConfigError, Problem
 from brim.memory.closed_form import counted_state_bytes
+from brim.memory.devices import budget_of, cpu_device
 from brim.models import LLM, load_llm
 from brim.notes import Note, Say, warning
+from brim.planning import TrainingPlan
 from brim.session import Session
 from brim.train import RunFolder
 from brim.units import format_bytes, format_count
 
-_STRATEGY = "backend.trainer.strategy"
+_STRATEGY, _OFFLOAD = "backend.trainer.strategy", "memory.offload: weights"
+
+NOTHING_SAVED = f"{_OFFLOAD} saves nothing on a CPU, whose memory holds all in any case: layers are copied in vain"
 
 
 def is_sharded_run(config: Config, num_ranks: int) -> bool:
@@ -35,7 +39,7 @@ def require_shardable(config: Config) -> None:
     """Raise ConfigError, with all that stands against it, where a run cannot be sharded, or offloaded."""
     asked, instead = f"{_STRATEGY}: fsdp", f"{_STRATEGY}: ddp"
     if config.memory.offload == "weights":
-        asked, instead = "memory.offload: weights", "memory.offload: none"
+        asked, instead = _OFFLOAD, "memory.offload: none"
     problems = [
         Problem(what=f"{asked} does not go with {what}", where=where, fix=f"{fix}, or set {instead}")
         for what, where, fix in sharding_obstacles(config)
@@ -96,12 +100,32 @@ def loaded_for(ranks: Ranks, session: Session) -> Loaded:
     return found[0]
 
 
-def sharding_note(ranks: Ranks, loaded: Loaded) -> Note | None:
+def require_host_room(plan: TrainingPlan | None, *, num_processes: int) -> None:
+    """Raise ConfigError where so many processes of this machine offload more to its memory than that may hold."""
+    host = None if plan is None or plan.chosen is None else plan.chosen.host
+    if host is None:
+        return
+    there = budget_of(MemoryConfig(), cpu_device().among(num_processes), is_at_hand=True)
+    if host.num_bytes > there.reserved_bytes:
+        shared = "" if num_processes == 1 else f" a process, of which there are {num_processes} here"
+        raise ConfigError(
+            what=f"{_OFFLOAD} puts {format_bytes(host.num_bytes)} of weights, gradients and optimizer states into this "
+            f"machine's memory{shared}; {format_bytes(there.reserved_bytes)} may be used ({there.limit_reason})",
+            where="memory.offload",
+            fix="free memory, train an adapter (adapter.type: lora), take more machines, or set memory.offload: none",
+        )
+
+
+def sharding_note(ranks: Ranks, session: Session, loaded: Loaded) -> Note | None:
     """Say what of the weights is here; None where all are."""
     if loaded.sharded is None:
         return None
+    if session.config.memory.offload == "weights" and not loaded.sharded.is_beside_device:
+        return warning(NOTHING_SAVED, topic="memory")
     here, whole = format_bytes(loaded.llm.held_bytes), format_bytes(loaded.sharded.whole_bytes)
     over = format_count(ranks.size, "process", "processes")
+    if not ranks.are_several:
+        return Note(f"{here} of weights lie on the host; training stands still while a checkpoint is written")
     return Note(
         f"sharded over {over}: {here} of the weights' {whole} are here; gradients are reduced after each micro-batch, "
         "so that none stays whole; training stands still while a checkpoint is written, of which each process writes "

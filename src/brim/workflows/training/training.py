@@ -326,7 +326,7 @@ def _loaded(session: Session, ranks: Ranks, say: Say) -> tuple[Session, Loaded]:
     """Load the model to train. Return the session, too, with what was chosen when the model was built."""
     say(status("loading the model"))
     loaded = loaded_for(ranks, session)
-    llm, sharding = loaded.llm, sharding_note(ranks, loaded)
+    llm, sharding = loaded.llm, sharding_note(ranks, session, loaded)
     for line in (model_note(session.config, llm, trains=True), *filter(None, [sharding]), *choice_notes(llm.choices)):
         say(line)
     return with_choices(session, llm.choices), loaded
