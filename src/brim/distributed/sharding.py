@@ -48,7 +48,8 @@ class Sharded:
 
         is_cuda = mesh.device_type == "cuda"
         policy = CPUOffloadPolicy(pin_memory=is_cuda) if offloads else OffloadPolicy()
-        self._ranks, self.is_beside_device = ranks, offloads and is_cuda  # a CPU has no other memory
+        self._ranks, self.offloads = ranks, offloads
+        self.is_beside_device = offloads and is_cuda  # a CPU has no other memory
         layers = decoder_layers(model)
         in_layers, self.whole_bytes = [_num_bytes(layer) for layer in layers], _num_bytes(model)
         # What a forward pass holds of whole weights: those of no layer, one layer, and the next in its buffer.

@@ -124,7 +124,9 @@ def build_job(
     sharded: Sharded | None = None,
 ) -> TrainJob:
     """Build the job that a resolved configuration asks for."""
-    optimizer = build_optimizer(trainer.optimizer, (p for p in llm.model.parameters() if p.requires_grad))
+    is_offloaded = sharded is not None and sharded.offloads
+    learning = [weight for weight in llm.model.parameters() if weight.requires_grad]
+    optimizer = build_optimizer(trainer.optimizer, learning, is_offloaded=is_offloaded)
     return TrainJob(
         llm=llm,
         rows=rows,
