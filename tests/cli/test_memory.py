@@ -95,7 +95,7 @@ def test_flags_reach_the_prediction(brim, config, asked, finished_run):
     assert call.pop("config").trainer.epochs == 1
     assert call == {
         "batch_size": 3, "sequence_length": 16, "phase": "evaluate", "device": "a100-80gb", "memory_bytes": None,
-        "world_size": 4, "offload": "none",
+        "world_size": 4, "offload": None,
     }  # fmt: skip
     assert brim("memory", finished_run, "--sequence-length", 16).code == 0
     assert asked[0]["config"].adapter is not None, "a run's folder will do"

@@ -35,7 +35,7 @@ def plans(tmp_path_factory):
         return brim.plan(given, num_rows=2, sequence_length=8, memory_bytes=ROOM_BYTES, say=None)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("brim.planning.training.what_helps", lambda *given, **how: [])  # traces that do not count here
+        patch.setattr("brim.planning.helping.what_helps", lambda *given, **how: [])  # traces that do not count here
         return plan("none"), plan("weights")
 
 

@@ -98,7 +98,7 @@ def of_memory(monkeypatch, budget, limit_bytes, *, outside_bytes=0):
 def helped(monkeypatch, config, roomy, room, outside, totals):
     """The plan where changes take so many bytes, and the rows that each was predicted for."""
     asked, helps = [], [Help(label=f"change {n}", fix=f"set {n}", total_bytes=total) for n, total in enumerate(totals)]
-    monkeypatch.setattr("brim.planning.training.what_helps", lambda *given, rows, **how: asked.append(rows) or helps)
+    monkeypatch.setattr("brim.planning.helping.what_helps", lambda *given, rows, **how: asked.append(rows) or helps)
     of_memory(monkeypatch, roomy.budget, room, outside_bytes=outside)
     plan = brim.plan(config, uneven(), memory_bytes=2**30, replan=True)
     assert plan.chosen is None

@@ -24,7 +24,7 @@ from brim.infer.engines import MemoryRoom, StaticEngine, generation_settings
 from brim.memory import ConfigWorkload, tracing
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.cuda import CudaTarget
-from brim.memory.devices import Budget, Device, budget_of, device_at_hand, enforce, link_between, link_to_host
+from brim.memory.devices import Budget, Device, budget_of, device_at_hand, enforce, link_between
 from brim.memory.fsdp import Sharding
 from brim.models import read_architecture
 from brim.models.folders import ModelFolder
@@ -33,7 +33,7 @@ from brim.notes import Say
 from brim.planning.candidates import Task
 from brim.planning.costs import Calibrations, Correction, TracedWorkload, Traces, versions
 from brim.planning.phases import faults, larger_than_an_epoch, last_step, phase_costs, steps_between, stretches_of
-from brim.planning.plan import Host, PhasePlan, TrainingPlan, Way, Wire
+from brim.planning.plan import PhasePlan, TrainingPlan, Way, Wire
 from brim.session import Session, Shortfall
 from brim.storage import cache_folder, source_digest
 from brim.train import LearningRate, RunLength
@@ -99,11 +99,6 @@ class Request:
         return False
 
     @property
-    def offloads(self) -> bool:
-        """Return whether weights, gradients and states of what trains lie on the host."""
-        return self.config.memory.offload == "weights"
-
-    @property
     def multiple(self) -> int:
         """Return the multiple to which packed rows are filled up; 1: rows are padded."""
         return MULTIPLE if self.config.trainer.packing is True else 1
@@ -122,7 +117,6 @@ class Request:
             "settings": self.config.model_dump(mode="json", include=_SECTIONS),
             "versions": versions(),
             **({"ranks": self.ranks} if self.ranks > 1 else {}),
-            **({"offload": True} if self.trains and self.offloads else {}),
             **self.own_facts,
         }
 
@@ -230,32 +224,18 @@ class PlanRequest(Request):
         return self.is_sized_by_memory or (self.trainer.batch_increase_function is not None and not self.has_begun)
 
     @property
+    def offloads(self) -> bool:
+        """Return whether weights, gradients and states lie on the host."""
+        return self.config.memory.offload == "weights"
+
+    @property
     def sharded(self) -> Sequence[bool]:
         """Return whether the weights may be sharded over the ranks, the preferred answer first."""
         asked = strategy_asked(self.config)
-        if self.offloads:
+        if self.offloads or (self.ranks > 1 and asked == "fsdp"):
             return (True,)
-        if self.ranks == 1 or asked == "ddp" or (asked != "fsdp" and any(sharding_obstacles(self.config))):
-            return (False,)
-        return (True,) if asked == "fsdp" else (False, True)
-
-    @property
-    def sharding(self) -> Sharding:
-        """Return how weights are sharded where they are."""
-        return Sharding(world_size=self.ranks, offload=self.config.memory.offload).on(self.device)
-
-    def host(self, num_bytes: int, copied_bytes: int) -> Host | None:
-        """Return what lies on the host, and what is copied; None where that is nothing. See TrainingSteps."""
-        if not num_bytes:
-            return None
-        link = link_to_host(self.device)
-        return Host(
-            num_bytes=num_bytes,
-            copied_bytes=copied_bytes,
-            link=link.name,
-            source=link.source,
-            bytes_per_s=link.bytes_per_s,
-        )
+        is_open = self.ranks > 1 and asked != "ddp" and not any(sharding_obstacles(self.config))
+        return (False, True) if is_open else (False,)
 
     def wire(self, summed_bytes: int, *, is_sharded: bool) -> Wire | None:
         """Return what ranks send each other; None where there is one process. summed_bytes: see TrainingSteps.
@@ -296,9 +276,9 @@ class PlanRequest(Request):
     @property
     def own_facts(self) -> dict[str, Any]:
         """Return what the measurements of such work depend on (see Request)."""
-        supervised = int(self.rows.num_supervised.sum()) / max(int(self.rows.lengths.sum()), 1)
-        optimizer = self.trainer.optimizer.model_dump(mode="json")
-        return {"optimizer": optimizer, "supervised": round(_TENTHS * supervised)}
+        supervised = round(_TENTHS * int(self.rows.num_supervised.sum()) / max(int(self.rows.lengths.sum()), 1))
+        facts = {"optimizer": self.trainer.optimizer.model_dump(mode="json"), "supervised": supervised}
+        return {**facts, "offload": True} if self.offloads else facts
 
     def config_of(self, way: Way) -> Config:
         """Return the configuration of a strategy."""

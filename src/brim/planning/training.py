@@ -12,31 +12,28 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from brim.batching import Costs
 from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer
-from brim.distributed import sharding_obstacles
-from brim.memory import MOST_GPUS, predict_memory, what_helps
 from brim.memory.allocator import AllocatorSettings
-from brim.memory.devices import Budget, cpu_device, device_speed, devices
+from brim.memory.devices import Budget, Device, cpu_device, device_speed, link_to_host
+from brim.memory.fsdp import Sharding
 from brim.models.folders import open_adapter
 from brim.notes import Say, status
 from brim.planning.candidates import (
     WayCosts,
-    candidate,
     choose,
     could_gain_by_sharding,
     verified_strategy,
     ways,
 )
 from brim.planning.costs import Correction, Shape, TrainingSteps, seconds_of
-from brim.planning.plan import Candidate, LongRow, TrainingPlan, Way, summarize_lengths
+from brim.planning.helping import helps, too_long_rows
+from brim.planning.plan import Candidate, Host, TrainingPlan, Way, summarize_lengths
 from brim.planning.plan_cache import PlanCache, plan_facts
 from brim.planning.request import STRATEGY_KEY, PlanRequest, strategy_asked
-from brim.units import format_bytes, format_count
 
 _FIRST_ROWS = 64
 
@@ -213,7 +210,8 @@ def traced(
     """
     task, scale, ranks = request.task, correction.scale, request.ranks
     steps = partial(TrainingSteps, is_single=task.effective_batch_size == 1, ranks=ranks)
-    sharding = request.sharding if way.is_sharded else None
+    offload = request.config.memory.offload
+    sharding = Sharding(world_size=ranks, offload=offload).on(request.device) if way.is_sharded else None
     like = next((each.traces for each in known if replace(each.way, is_sharded=way.is_sharded) == way), None)
     with request.traces(steps, config=request.config_of(way), is_kept=is_kept, sharding=sharding, like=like) as traces:
         basics = traces.basics
@@ -231,7 +229,7 @@ def traced(
             # By this plan, and no others that are kept.
             known=[(shape[0], shape[1]) for shape in traces.asked if shape],
         )
-        host = request.host(basics["host"], basics["copied"])
+        host = _host(request.device, basics)
         # Of a machine whose CPU is not known, as of one that is, only the number of cores here counts.
         speed = traces.speed if host is None else device_speed(cpu_device(), num_cores=torch.get_num_threads())
         update_s = seconds_of(traces.find(()).work["update"], speed)
@@ -273,6 +271,15 @@ def traced(
     )
 
 
+def _host(device: Device, basics: Mapping[str, int]) -> Host | None:
+    """Return what lies on the host, and what is copied; None where that is nothing. basics: of TrainingSteps."""
+    if not basics["host"]:
+        return None
+    link = link_to_host(device)
+    figures: Any = {"link": link.name, "source": link.source, "bytes_per_s": link.bytes_per_s}
+    return Host(num_bytes=basics["host"], copied_bytes=basics["copied"], **figures)
+
+
 def _plan(
     request: PlanRequest,
     budget: Budget,
@@ -299,8 +306,8 @@ def _plan(
         from_cache=False,
         state_bytes=0 if taken is None else taken.state_bytes,
         saved_bytes=0 if taken is None else taken.saved_bytes,
-        helps=() if chosen is not None else _helps(request, budget, candidates, known),
-        too_long=() if chosen is not None else _too_long(request, candidates, known),
+        helps=() if chosen is not None else helps(request, budget, candidates, known),
+        too_long=() if chosen is not None else too_long_rows(request, candidates, known),
     )
     return request.with_phases(plan)
 
@@ -330,104 +337,6 @@ def _advice(request: PlanRequest, chosen: Candidate | None, correction: Correcti
         notes = (f"what micro-batches add to the memory is corrected by what was {correction.reason}", *notes)
     notes = (*request.phase_notes(fits=chosen is not None), *notes)
     return notes if chosen is None else (*notes, *chosen.advice)
-
-
-def _helps(
-    request: PlanRequest, budget: Budget, candidates: Sequence[Candidate], known: Sequence[WayCosts]
-) -> tuple[str, ...]:
-    """Return what makes it fit; where nothing does alone, what takes less, and that it is not enough."""
-    device, task = request.device, request.task
-    is_named = not request.is_at_hand or device.is_cpu
-    is_known = is_named and any(device.name == each.name for each in (*devices(), cpu_device()))
-    where: dict[str, Any] = {
-        "device": device.name if is_known else None,
-        "memory_bytes": device.memory_bytes if is_named and not is_known else None,
-    }
-    world_size = request.ranks if True in request.sharded else 1
-    found = what_helps(request.config, rows=task.fixed_rows or 1, longest=task.longest, world_size=world_size, **where)
-    room_bytes = budget.limit_bytes - budget.margin_bytes
-    enough = [str(each) for each in found if each.total_bytes <= room_bytes]
-    if request.ranks > 1:
-        leanest = min(candidates, key=lambda each: each.single_row_bytes).way
-        enough += _sharded_further(request, leanest, room_bytes, beyond=world_size, **where)
-    enough += _offloaded(request, candidates, room_bytes, **where)
-    if task.fixed_rows is not None:
-        by_length = [candidate(way, replace(task, fixed_rows=None), budget) for way in known]
-        least = min((each.total_bytes for each in by_length if each.total_bytes is not None), default=None)
-        if least is not None:
-            enough.append(f"micro-batches by length ({format_bytes(least)}): trainer.batch_size: auto")
-    fitting = [each.longest_that_fits for each in candidates if each.longest_that_fits is not None]
-    if fitting:
-        enough.append(f"rows of {format_count(max(fitting), 'token')}: preprocessing.global_max_sequence_length")
-    now_bytes = min(each.single_row_bytes for each in candidates)
-    less = (
-        each.not_enough(room_bytes) for each in found if task.fixed_rows is not None or each.total_bytes < now_bytes
-    )
-    return tuple(enough) or (*less, "a smaller model: `brim memory --compare` shows what each strategy takes")
-
-
-def _offloaded(request: PlanRequest, candidates: Sequence[Candidate], room_bytes: int, **where: Any) -> Iterator[str]:
-    """Yield that the longest row would fit with the weights on the host of a GPU, where it would.
-
-    where: the device, as `predict_memory` takes it.
-    """
-    config = request.config.having("memory.offload", "weights")
-    if request.device.is_cpu or request.offloads or any(sharding_obstacles(config)):
-        return
-    leanest = min(candidates, key=lambda each: each.single_row_bytes).way
-    found = predict_memory(
-        replace(request, config=config).config_of(leanest),
-        phase="train",
-        batch_size=request.task.fixed_rows or 1,
-        sequence_length=request.task.longest,
-        world_size=request.ranks,
-        **where,
-    )
-    if found.total_bytes <= room_bytes:
-        there = f"{format_bytes(found.total_bytes)} of the device and {format_bytes(found.host_bytes)} of the host"
-        yield f"weights, gradients and states on the host, which is slow ({there}): memory.offload: weights"
-
-
-_TIMES_MORE = (1, 2, 4, 8)  # as many ranks are looked at
-
-
-def _sharded_further(
-    request: PlanRequest, leanest: Way, room_bytes: int, *, beyond: int, **where: Any
-) -> Iterator[str]:
-    """Yield over how many ranks the longest row would fit, sharded, where it is over any of those looked at.
-
-    beyond: ranks that were looked at already. where: the device, as `predict_memory` takes it.
-    """
-    for ranks in (times * request.ranks for times in _TIMES_MORE):
-        if not beyond < ranks <= MOST_GPUS:
-            continue
-        found = predict_memory(
-            request.config_of(leanest),
-            phase="train",
-            batch_size=request.task.fixed_rows or 1,
-            sequence_length=request.task.longest,
-            world_size=ranks,
-            **where,
-        )
-        if found.total_bytes <= room_bytes:
-            keys = f"backend: {{trainer: {{strategy: auto, num_workers: {ranks}}}}}"
-            yield f"the model sharded over {ranks} processes ({format_bytes(found.total_bytes)} each): {keys}"
-            return
-
-
-def _too_long(request: PlanRequest, candidates: Sequence[Candidate], known: Sequence[WayCosts]) -> tuple[LongRow, ...]:
-    """Return the rows that do not fit in the strategy that takes the least."""
-    least, way = min(zip(candidates, known, strict=True), key=lambda pair: pair[0].single_row_bytes)
-    positions = np.sort(request.order[list(least.too_long)])
-    lengths = request.rows.lengths[positions]
-    peaks = np.maximum(way.costs.peak_bytes(1, lengths), way.least_bytes)
-    beside_bytes = least.single_row_bytes - max(
-        float(way.costs.peak_bytes(1, request.task.longest)), float(way.least_bytes)
-    )
-    return tuple(
-        LongRow(key=int(key), num_tokens=int(num_tokens), total_bytes=round(peak + beside_bytes))
-        for key, num_tokens, peak in zip(request.rows.keys[positions], lengths, peaks.tolist(), strict=True)
-    )
 
 
 def _choices(request: PlanRequest, plan: TrainingPlan) -> Iterator[Choice]:

@@ -162,7 +162,8 @@ def _facts(plan: TrainingPlan) -> Iterator[Note]:
         short += f"alone {format_seconds(plan.step_seconds_alone)}"
         yield planned("runs", words["runs"], short=short)
     if chosen.host is not None:
-        short = f"{format_bytes(chosen.host.num_bytes)} there{a_process}; {_copied(chosen, chosen.host)} by {chosen.host.link}"
+        copied = f"{_copied(chosen, chosen.host)} by {chosen.host.link}"
+        short = f"{format_bytes(chosen.host.num_bytes)} there{a_process}; {copied}"
         yield planned("host", words["host"], short=short)
     yield planned("time", words["time"], short=f"{_steps_in_words(plan)}, {words['seconds']}")
 

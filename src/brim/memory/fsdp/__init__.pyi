@@ -1,2 +1,1 @@
-from .stream import ShardedStream as ShardedStream, Sharding as Sharding, shard as shard
-from .units import OnHost as OnHost
+from .stream import OnHost as OnHost, ShardedStream as ShardedStream, Sharding as Sharding, shard as shard

@@ -13,7 +13,7 @@ adapter after it, when that layer's backward pass is nearly over.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -27,6 +27,7 @@ from brim.memory.fsdp.units import (
     Tape,
     gradients_added,
     layer_of_events,
+    shard_elements,
     sharded_sizes,
     storages_kept_by_hooks,
     units,
@@ -260,6 +261,31 @@ class _Walk:
             return
         for shard_ in shards:
             self._tape.stream.death(shard_, place)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnHost:
+    """Hold what one rank has of offloaded weights on the host, and what it copies to the device and back."""
+
+    num_bytes: int  # of weights, gradients and the optimizer's state
+    copied_bytes: int  # by each micro-batch
+
+    @classmethod
+    def of(cls, stream: EventStream, weights: Iterable[Weight], *, world_size: int) -> OnHost:
+        """Count them. Layers are brought forward and backward, the root stays; what trains has gradients.
+
+        PyTorch pins the memory of weights and gradients, tensor by tensor, in blocks whose sizes are powers of two.
+        stream: of whole steps on one GPU.
+        """
+        died = {~storage for storage in stream.storages if storage < 0}
+        state = enumerate(zip(stream.sizes, stream.categories, strict=True))
+        state_bytes = sum(size for each, (size, kind) in state if kind == "optimizer_state" and each not in died)
+        pinned_bytes = copied_bytes = 0
+        for weight in weights:
+            num_bytes = shard_elements(weight.shape, world_size) * weight.element_bytes
+            pinned_bytes += (1 + weight.trainable) << max(num_bytes - 1, 0).bit_length()
+            copied_bytes += (1 + (weight.layer is not None) + weight.trainable) * num_bytes
+        return cls(num_bytes=pinned_bytes + state_bytes // world_size, copied_bytes=copied_bytes)
 
 
 def late_prefetches(stream: EventStream, layers: list[int | None], weights: Sequence[Weight]) -> dict[int, int]:

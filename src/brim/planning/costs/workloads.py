@@ -44,19 +44,8 @@ _SMALLEST = (1, LEAST_TOKENS)
 _OF_PASS = ("peak", "pass")
 
 
-_OF_MEMORY = (
-    "static",
-    "state",
-    "saved",
-    "unrecorded",
-    "first_update",
-    "update",
-    "load",
-    "chunk_positions",
-    "summed",
-    "host",
-    "copied",
-)
+_OF_MEMORY = ("static", "state", "saved", "unrecorded", "first_update", "update", "load", "chunk_positions", "summed")
+_OF_HOST = ("host", "copied")
 
 
 _OF_GENERATION = ("loaded", "load_peak", "held", "prefill", "step", "prefill", "step")
@@ -79,7 +68,7 @@ class TrainingSteps:
     """
 
     names: tuple[Names, Names] = (
-        (*_OF_MEMORY, "update"),
+        (*_OF_MEMORY, *_OF_HOST, "update"),
         _OF_PASS,
     )
 
@@ -147,7 +136,7 @@ class TrainingSteps:
         # Pages are the machine's memory, and no part of the plan's; a checkpoint has what is in them.
         paged_bytes = self.config.paged_bytes(size for each, size in trained if each.gradient is not None)
         beside_bytes, static_bytes = 0, int(live[parts["step 2" + last].start - 1])
-        host_bytes = copied_bytes = 0
+        on_host = OnHost(num_bytes=0, copied_bytes=0)
         if traces.sharding is not None:
             unrecorded_bytes, state_bytes = 0, static_bytes - int(live[parts["step 1" + last].start - 1])
             weight_bytes, paged_bytes = weight_bytes // self._ranks, paged_bytes // self._ranks
@@ -155,7 +144,6 @@ class TrainingSteps:
             if traces.sharding.offload == "weights":
                 steps = compose_steps([[recording] * self.micro_batches] * 2, optimizer)
                 on_host = OnHost.of(steps, recording.weights, world_size=self._ranks)
-                host_bytes, copied_bytes = on_host.num_bytes, on_host.copied_bytes
         else:
             if self._ranks > 1:
                 unreached = (size * each.dtype.itemsize for each, size in trained if each.gradient is None)
@@ -163,20 +151,18 @@ class TrainingSteps:
             recorded = traces.live_bytes(recording.stream)[recording.parts[_last_part(recording)][0] - 1]
             unrecorded_bytes = static_bytes - int(recorded)
             state_bytes = unrecorded_bytes - _workspace_bytes(stream)
-        updates = [parts[f"step {step}: optimizer"] for step in (1, 2)]  # which do nothing where all is on the host
-        updates_bytes = [int(live[update.start - 1 : update.stop].max()) for update in updates]
         numbers = {
             "static": static_bytes + beside_bytes,
             "state": state_bytes,
             "saved": state_bytes + paged_bytes + weight_bytes,
             "unrecorded": unrecorded_bytes + beside_bytes,
-            "first_update": updates_bytes[0] + beside_bytes,
-            "update": updates_bytes[1] + beside_bytes,
+            "first_update": int(live[parts["step 1: optimizer"]].max(initial=static_bytes)) + beside_bytes,
+            "update": int(live[parts["step 2: optimizer"]].max(initial=static_bytes)) + beside_bytes,
             "load": int(live[parts["load"]].max()),
             "chunk_positions": _chunk_positions(self, [weight.shape for weight in recording.trained]),
             "summed": summed_bytes,
-            "host": host_bytes,
-            "copied": copied_bytes,
+            "host": on_host.num_bytes,
+            "copied": on_host.copied_bytes,
         }
         return Found(numbers, {"update": optimizer.work["steady"]})
 

@@ -49,6 +49,7 @@ from brim.workflows.training.planning import plan_of_run, rows_note
 from brim.workflows.training.resuming import as_begun, where_it_stands, write_head
 from brim.workflows.training.sharding import (
     Loaded,
+    is_sharded_run,
     loaded_for,
     lower_by_notes,
     sharding_note,
