@@ -219,10 +219,14 @@ def remove_abandoned(folder: Path, pattern: str) -> None:
 
 
 @contextmanager
-def scratch_folder(prefix: str) -> Iterator[Path]:
-    """Yield a new folder of temporary files, which goes with the block; those that killed processes left go before."""
-    remove_abandoned(Path(tempfile.gettempdir()), f"{prefix}*")
-    with tempfile.TemporaryDirectory(prefix=prefix) as name, _opened_to_lock(Path(name)) as descriptor:
+def scratch_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]:
+    """Yield a new folder of temporary files, which goes with the block; those that killed processes left go before.
+
+    within: a folder; default: the system's for temporary files.
+    """
+    within = Path(tempfile.gettempdir()) if within is None else within
+    remove_abandoned(within, f"{prefix}*")
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=within) as name, _opened_to_lock(Path(name)) as descriptor:
         with suppress(OSError):  # a file system without locks, where nothing is taken for abandoned
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield Path(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -108,6 +109,27 @@ def test_a_rank_that_was_asked_to_stop_does_not_call_it_a_failure_that_another_h
     assert "another process of the run ended" in first.error
 
 
+def test_a_rank_that_is_interrupted_while_it_waits_to_join_ends_at_once(tmp_path):
+    """PyTorch waits for the other one where no handler of Python's is heard."""
+    waiting = tmp_path / "waiting"
+
+    def hears_no_handler(pid: str) -> bool:
+        caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+        return not int(caught[1], 16) & 1 << (signal.SIGINT - 1)
+
+    def work(rank: int) -> None:
+        if rank == 1:
+            waiting.symlink_to(str(os.getpid()))
+            with joined(Place.of_environment()):
+                raise AssertionError("nobody else has joined")
+        while not (waiting.is_symlink() and hears_no_handler(str(waiting.readlink()))):
+            time.sleep(0.01)
+        os.kill(int(str(waiting.readlink())), signal.SIGINT)
+
+    ended = together(2, work, folder=tmp_path / "ranks", ends_all=False, limit_s=30)
+    assert [each.code for each in ended] == [0, -signal.SIGINT]
+
+
 @pytest.mark.parametrize("when", ["before all have asked for it", "then"])
 def test_a_request_to_stop_in_the_last_step_is_heard_by_all(when, tiny_base, sums_file, tmp_path):
     config = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 4, "train_steps": 2})
@@ -184,7 +206,7 @@ def test_a_rank_that_fails_does_not_wait_for_what_nccl_has_begun(backend, is_abo
     with (
         patch("torch.distributed.rendezvous.rendezvous", lambda *_, **__: met),
         patch.object(torch.distributed, "init_process_group"),
-        patch.object(torch.distributed, "get_backend", lambda: backend),
+        patch.object(torch.distributed, "get_backend_config", lambda: f"cuda:{backend}"),
         patch.object(torch.distributed, "destroy_process_group") as destroyed,
         patch.object(group, "_abort_process_group") as aborted,
         pytest.raises(ValueError, match="amid a pass"),

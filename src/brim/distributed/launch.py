@@ -147,15 +147,17 @@ class Launched:
     message: str = ""  # what that one said, where it is not on the screen yet
 
 
-def launch_processes(command: Sequence[str], num_workers: int, *, patience_s: float = 5.0) -> Launched:
+def launch_processes(
+    command: Sequence[str], num_workers: int, *, patience_s: float = 5.0, folder: str | None = None
+) -> Launched:
     """Run a command in several processes of this machine, and wait for their end. For the main thread alone.
 
     The first one has this process's stdin, stdout and stderr; of the others, only the failure is told. Ctrl-C and
     SIGTERM are passed on, as Ctrl-C; a third one kills. Where one process fails, the others are told to end, and killed
     after patience_s; where one was interrupted, they have more time: a checkpoint is written then.
 
-    command: a program and its arguments. Raises BrimError if a signal ended the process that failed first, and
-    KeyboardInterrupt if all were interrupted and none said so.
+    command: a program and its arguments. folder: for temporary files; default: the system's. Raises BrimError if a
+    signal ended the process that failed first, and KeyboardInterrupt if all were interrupted and none said so.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std, start_processes
@@ -163,7 +165,7 @@ def launch_processes(command: Sequence[str], num_workers: int, *, patience_s: fl
 
     logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL)  # what is told here
     with ExitStack() as stack:
-        folder = str(stack.enter_context(scratch_folder("brim-launch-")))
+        folder = str(stack.enter_context(scratch_folder("brim-launch-", within=folder)))
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         before = {number: signal.getsignal(number) for number in _SIGNALS_OF_TORCH}
         try:

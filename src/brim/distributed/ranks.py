@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -346,20 +347,21 @@ def joined(place: Place, *, offloads: bool = False) -> Iterator[Ranks]:
         torch.cuda.set_device(place.local_rank)
     timeout_s = _timeout_of_environment()
     start = timedelta(seconds=_STEPS_IN_TIMEOUT * _LEAST_TIMEOUT_S)
-    store, _, _ = next(rendezvous("env://", timeout=start))
-    dist.init_process_group(
-        "gloo" if not torch.cuda.is_available() else _OF_BOTH if offloads else "nccl",
-        store=PrefixStore("collectives", store),
-        rank=place.rank,
-        world_size=place.world_size,
-        timeout=start,
-    )
+    with _ending_by_ctrl_c():
+        store, _, _ = next(rendezvous("env://", timeout=start))
+        dist.init_process_group(
+            "gloo" if not torch.cuda.is_available() else _OF_BOTH if offloads else "nccl",
+            store=PrefixStore("collectives", store),
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=start,
+        )
     ranks = Ranks(place, PrefixStore("brim", store), timeout_s=timeout_s)
     pulse, leave_group = ranks._live(), dist.destroy_process_group
     try:
         yield ranks
     except BaseException as error:
-        if dist.get_backend() == "nccl":  # to destroy it waits for what was begun, which nobody may end
+        if "nccl" in dist.get_backend_config():  # to destroy it waits for what was begun, which nobody may end
             leave_group = _abort_process_group
         ranks._end()
         ranks._leave(within_s=_FAREWELL_S)
@@ -390,6 +392,23 @@ def group_of_one(ranks: Ranks, *, is_cuda: bool) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _ending_by_ctrl_c() -> Iterator[None]:
+    """Have Ctrl-C end this process at once while PyTorch waits for the others, in which it would hear no handler.
+
+    Another rank may have been interrupted before it came here; nothing has been done that could be saved.
+    """
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_usual or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _timeout_of_environment() -> float | None:
