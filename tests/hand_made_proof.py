@@ -26,6 +26,7 @@ DIFFERENCE = Difference(
 PROOF = ResumeProof(
     run=Path("results/demo"),
     device="cpu",
+    num_processes=1,
     precision="fp32",
     checkpoint_step=10,
     start_step=10,

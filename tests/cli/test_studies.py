@@ -40,10 +40,11 @@ def test_configurations_and_overrides_in_any_order(brim, compared, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     Path("r=8.yaml").touch()
     command = ("compare", "a.yaml", "x=1", "r=8.yaml", "y.z=[1, 2]", "--seeds", 5, "--dataset", "d.csv", "--resume")
+    command = (*command, "--gpus", 2)
     assert brim(*command, "--output-directory", "out").code == 0
     ((files, options),) = compared.asked
     assert files == ["a.yaml", "r=8.yaml"]
-    assert options["overrides"] == ["x=1", "y.z=[1, 2]"]
+    assert options["overrides"] == ["x=1", "y.z=[1, 2]", "backend.trainer.num_workers=2"]
     assert (options["seeds"], options["dataset"], options["resume"]) == (5, ["d.csv"], True)
     assert options["output_directory"] == Path("out")
 
@@ -83,7 +84,8 @@ def told(monkeypatch):
 
 def test_a_promise_that_is_kept_is_a_table_and_exit_code_0(brim, tmp_path, told, golden):
     asked = told(PROOF)
-    done = brim("verify-resume", tmp_path, "memory.budget=1GiB", "--steps", 4, "--from-step", 10, "--keep")
+    command = ("verify-resume", tmp_path, "memory.budget=1GiB", "--steps", 4, "--from-step", 10, "--keep")
+    done = brim(*command)
     assert (done.code, done.err) == (0, "")
     golden("cli/verify_resume.txt", done.out)
     (arguments, options) = asked[0]
@@ -91,6 +93,8 @@ def test_a_promise_that_is_kept_is_a_table_and_exit_code_0(brim, tmp_path, told,
     assert options == {
         "steps": 4, "from_step": 10, "dataset": None, "overrides": ["memory.budget=1GiB"], "keep": True
     }  # fmt: skip
+    told(replace(PROOF, num_processes=2))
+    assert "; cpu, 2 processes, fp32" in " ".join(brim(*command, "--gpus", 2).out.split())
 
 
 def test_a_promise_that_is_broken_names_what_differs_and_is_exit_code_1(brim, tmp_path, told, golden):

@@ -72,7 +72,7 @@ def test_every_command_has_the_flags_that_are_shown():
                 assert [flag for flag in re.findall(r"(?<!\w)--[a-z-]+", rest) if flag not in helped(verb)] == []
     assert seen >= {"memory", "plan", "check", "train", "compare", "evaluate", "predict", "embed", "chat", "schema"}
     flags = set(re.findall(r"(?<!\w)--[a-z][a-z-]+", PAGES["compare"])) - {"--against"}  # of `brim evaluate`
-    assert flags == {"--dataset", "--seeds", "--output-directory", "--resume", "--markdown", "--json"}
+    assert flags == {"--dataset", "--seeds", "--output-directory", "--resume", "--gpus", "--markdown", "--json"}
     assert all(flag in helped("compare") for flag in flags)
     targets = set(re.findall(r"make ([a-z-]+)", PAGES["README"])) | {"faults", "docs"}
     assert {"demo", "test"} <= targets

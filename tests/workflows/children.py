@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 
+from brim.distributed import PeerError
 from brim.errors import ConfigError, Problem
 
 
@@ -26,6 +27,21 @@ def runs_out(order, tell):
     import torch
 
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def fails_together(order, tell):
+    """The first of two follows the second, whichever comes first."""
+    if os.environ["RANK"] == "0":
+        raise PeerError(what="rank 1 failed")
+    fails(order, tell)
+
+
+def breaks_together(order, tell):
+    (sleeps if os.environ["RANK"] == "0" else breaks)(order, tell)
+
+
+def dies_together(order, tell):
+    (sleeps if os.environ["RANK"] == "0" else dies)(order, tell)
 
 
 def leaves(order, tell):
@@ -85,4 +101,5 @@ def starts_another(order, tell):
     from brim.workflows.runs import run_child
 
     run_child(listens if order["listens"] else sleeps, {}, on_message=lambda message: tell(**message),
-              when_alone=signal.SIGTERM if order["listens"] else signal.SIGKILL)  # fmt: skip
+              when_alone=signal.SIGTERM if order["listens"] else signal.SIGKILL,
+              num_processes=order["num_processes"])  # fmt: skip

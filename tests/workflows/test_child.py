@@ -1,19 +1,24 @@
 """A part of brim in a process of its own: what goes in, what comes out, how it ends, and that it ends."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from tests.workflows.children import (
     answers,
     breaks,
+    breaks_together,
     dies,
+    dies_together,
     fails,
+    fails_together,
     is_deaf,
     leaves,
     listens,
@@ -22,8 +27,9 @@ from tests.workflows.children import (
     tells_in_the_midst,
 )
 
-from brim.errors import BrimError, ConfigError
+from brim.errors import BrimError, ConfigError, Problem
 from brim.workflows.runs import Ended, run_child, stopping
+from brim.workflows.runs.child import launch
 
 pytestmark = pytest.mark.process
 
@@ -122,14 +128,36 @@ def test_a_signal_s_handler_tells_in_the_midst_of_telling():
     assert {"signal": signal.SIGALRM} in heard
 
 
-@pytest.mark.parametrize("listening", [True, False])
-def test_it_does_not_outlive_the_process_that_started_it(listening):
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (answers, [{"heard": {"name": "é"}}, {"done": ["é", len(sys.path)]}]),
+        (fails_together, [{"failed": {"error": "ConfigError", "problems": [asdict(Problem(what="w", fix="f"))]}}]),
+        (breaks_together, ["a mistake in brim or in a library: RuntimeError: no luck with ***"]),
+        (dies_together, ["the process of rank 1, of 2, was ended by SIGKILL"]),
+    ],
+)
+def test_of_several_processes_the_first_one_tells_or_the_one_that_failed_first(function, says, capfd, tmp_path):
+    assert launch(function.__module__, function.__name__, json.dumps({"name": "é"}), 2, str(tmp_path)) == 0
+    out, err = capfd.readouterr()
+    told = [json.loads(line) for line in out.splitlines() if "ready" not in line]
+    if isinstance(says[0], str):
+        what = [problem["what"] for problem in told[0]["failed"]["problems"]]
+        assert (len(told), [each[: len(text)] for each, text in zip(what, says, strict=True)]) == (1, says)
+    else:
+        assert told == says
+    assert ("in breaks\n" in err) == (function is breaks_together)
+    assert "hf_abc" not in err
+
+
+@pytest.mark.parametrize(("listening", "num_processes"), [(True, 1), (False, 1), (True, 2)])
+def test_it_does_not_outlive_the_process_that_started_it(listening, num_processes):
     """That one is killed, and cannot end it."""
     program = (
         "import json, sys; sys.path[:] = sys.argv[1:]\n"
         "from tests.workflows.children import starts_another\n"
         "def tell(**message): print(json.dumps(message), flush=True)\n"
-        f"starts_another({{'listens': {listening}}}, tell)\n"
+        f"starts_another({{'listens': {listening}, 'num_processes': {num_processes}}}, tell)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, *sys.path], stdout=subprocess.PIPE, text=True) as process:
         child = int(process.stdout.readline().split(":")[1].strip(" }\n"))

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock, call
 
 import pytest
+from faults.several import results, together
 
 import brim
 from brim import compare
@@ -60,12 +61,22 @@ class Here:
         try:
             if name in self.fails:
                 raise self.fails[name]
-            return Ended(code=0, is_done=True, result=run_here(order, observer=Observers([]), say=say))
+            return Ended(code=0, is_done=True, result=self.trained(order, say))
         except KeyboardInterrupt:
             stop.num_asked += 1
             return Ended(code=130, was_stopped=True)
         except BrimError as error:
             return Ended(code=0, error=error)
+
+    def trained(self, order, say):
+        """What the first process gives, of as many as the run is to have."""
+
+        def run(rank=0):
+            return run_here(order, observer=Observers([]), say=say)
+
+        if order.num_processes == 1:
+            return run()
+        return results(together(order.num_processes, run, folder=Path(f"{order.output_directory}-ranks")))[0]
 
     def seeds(self):
         return [Path(order.output_directory).parts[-2:] for order in self.orders]
@@ -126,6 +137,18 @@ def test_every_run_is_a_run_folder_of_equal_tokens_in_the_same_order_of_rows(pla
             lines = records(place / "done" / name / f"seed-{seed}" / "metrics.jsonl")
             tokens[name] = {line["num_samples"]: line["num_tokens"] for line in lines if "learning_rate" in line}
         assert tokens["large"].items() <= tokens["small"].items()
+
+
+def test_several_processes_train_a_run_as_one_does(here, done, tmp_path):
+    result = brim.compare(
+        FILES, seeds=1, output_directory=tmp_path / "two", overrides=["backend.trainer.num_workers=2"]
+    )
+    assert result.failed == []
+    for each, alone in zip(result.runs, done.runs, strict=False):
+        assert (each.name, each.rows) == (alone.name, alone.rows)
+        assert each.figures.losses == pytest.approx(alone.figures.losses, rel=1e-4)
+        lines = records(tmp_path / "two" / each.name / "seed-42" / "metrics.jsonl")
+        assert {line["ranks"] for line in lines if "learning_rate" in line} == {2}
 
 
 def test_the_last_weights_count(place, done):
@@ -386,11 +409,12 @@ def test_all_that_is_wrong_is_told_at_once(write, tmp_path):
             entrants_of([files[0], other], [], None)
 
 
-ORDER = TrainOrder(config="é.yaml", overrides=("a=1", "b='x y'"), output_directory="out", resume=True)
+ORDER = TrainOrder(config="é.yaml", overrides=("a=1", "b='x y'"), output_directory="out", resume=True, num_processes=2)
 
 
 def test_what_its_process_tells_is_passed_on(monkeypatch):
-    def run_child(function, order, *, on_message, stop, when_alone):
+    def run_child(function, order, *, on_message, stop, when_alone, num_processes):
+        assert num_processes == ORDER.num_processes
         assert TrainOrder(**{**order, "overrides": tuple(order["overrides"])}) == ORDER
         assert (function, when_alone) == (compare_process.train, signal.SIGTERM)
         told = compare_process.Told(lambda **message: on_message(json.loads(json.dumps(message))))

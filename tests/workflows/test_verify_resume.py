@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from faults.several import together
 from hypothesis import given, strategies as st
 from safetensors.torch import save_file
 from tests.gallery import usual
@@ -263,7 +264,7 @@ def whole(tiny_base, rows, tmp_path_factory):
 def forked(monkeypatch):
     """Processes are forked from this one, which has the libraries. What a test changes holds in them, too."""
 
-    def start(function, order, *, on_message, log):
+    def start(function, order, *, on_message, log, num_processes):
         reading, writing = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: other threads, which do nothing here
@@ -275,7 +276,16 @@ def forked(monkeypatch):
             os.dup2(sys.stderr.fileno(), 2)
             code = 1
             try:
-                code = serve(function, json.dumps(order), messages())
+                stream = messages()
+                if num_processes == 1:
+                    code = serve(function, json.dumps(order), stream)
+                else:
+                    together(
+                        num_processes,
+                        lambda rank: serve(function, json.dumps(order), stream),
+                        folder=log.with_suffix(""),
+                    )
+                    code = 0
             finally:
                 os._exit(code)
         os.close(writing)
@@ -320,6 +330,21 @@ def test_a_run_is_the_same_over_a_switch_of_its_batch_size_and_is_only_read(whol
     assert proof.own_log == "has the same figures for 4 of these steps"
     assert "(Ctrl-C) after step 4" in told[4]
     assert digests(whole) == before
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_processes_that_train_together_are_tried_together(whole, temporary, forked, strategy):
+    told, processes = [], ["backend.trainer.num_workers=2", f"backend.trainer.strategy={strategy}"]
+    proof = brim.verify_resume(whole, from_step=9, steps=2, overrides=processes, say=told.append)
+    assert (proof.holds, [check.difference for check in proof.checks]) == (True, [None] * len(proof.checks))
+    assert (proof.num_processes, proof.promise.states) == (2, "bits")
+    assert (proof.start_step, proof.stopped_after, proof.killed_in) == (9, 10, 11)
+    compared = {check.name: check.compared for check in proof.checks}
+    assert (compared["losses"], compared["weights"], compared["optimizer"]) == ("2 steps", "8 tensors", "24 tensors")
+    assert "made by 1 process, and it is tried with 2 processes: --gpus 1 tries those" in told[1]
+    assert "in 4 starts of 2 processes that each load the model" in told[3]
     assert list(temporary.iterdir()) == []
 
 

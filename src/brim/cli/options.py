@@ -172,6 +172,12 @@ VerboseOption = Annotated[
 ]
 
 
+GpusOption = Annotated[
+    str | None,
+    typer.Option("--gpus", metavar="N|all", help="Train on so many GPUs at once; without a GPU, in so many processes."),
+]
+
+
 ReplanOption = Annotated[bool, typer.Option("--replan", help="Plan again, ignoring what earlier runs found out.")]
 
 

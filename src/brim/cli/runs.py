@@ -29,6 +29,7 @@ from rich.text import Text
 from brim.cli.options import (
     ConfigOrRun,
     DatasetOption,
+    GpusOption,
     JsonOption,
     Overrides,
     finite_or_null,
@@ -71,6 +72,7 @@ def compare(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue in that folder; finished runs are not repeated.")
     ] = False,
+    gpus: GpusOption = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -86,7 +88,7 @@ def compare(
             seeds=seeds,
             output_directory=output_directory,
             resume=resume,
-            overrides=overrides,
+            overrides=[*overrides, *_workers(gpus)],
             say=screen,
         )
     if as_json:
@@ -103,6 +105,13 @@ def _apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Tell configurations from overrides: what has an equals sign and is not a file is an override."""
     overrides = [each for each in arguments if "=" in each and not Path(each).exists()]
     return [each for each in arguments if each not in overrides], overrides
+
+
+def _workers(gpus: str | None) -> list[str]:
+    """Return the override that --gpus stands for, where it was given."""
+    from brim.distributed import num_processes
+
+    return [] if gpus is None else [f"backend.trainer.num_workers={num_processes(gpus, None)}"]
 
 
 def _print(result: CompareResult) -> None:
@@ -139,6 +148,7 @@ def verify_resume(
         ),
     ] = None,
     dataset: DatasetOption = None,
+    gpus: GpusOption = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave both runs in their temporary folder.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -152,7 +162,7 @@ def verify_resume(
             steps=steps,
             from_step=from_step,
             dataset=dataset,
-            overrides=overrides or [],
+            overrides=[*(overrides or []), *_workers(gpus)],
             keep=keep,
         )
     if as_json:
@@ -204,7 +214,8 @@ def _head(proof: ResumeProof) -> Iterator[str]:
     first, last = proof.start_step + 1, proof.start_step + proof.num_steps
     steps = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
     source = f"the checkpoint of step {proof.checkpoint_step:,}" if proof.checkpoint_step else "the start of the run"
-    yield f"{steps} of {proof.run}, from {source}; {proof.device}, {proof.precision}"
+    processes = "" if proof.num_processes == 1 else f"{proof.num_processes:,} processes, "
+    yield f"{steps} of {proof.run}, from {source}; {proof.device}, {processes}{proof.precision}"
     yield f"rows of a step: {_sizes(proof.effective_batch_sizes)}"
     stopped = (
         "" if proof.stopped_after is None else f"stopped by Ctrl-C after step {proof.stopped_after:,}, continued, "

@@ -20,6 +20,7 @@ import typer
 from brim.cli.options import (
     ConfigOrRun,
     DatasetOption,
+    GpusOption,
     JsonOption,
     MemoryOption,
     Overrides,
@@ -123,12 +124,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in that folder; start a new one if there is none.")
     ] = False,
-    gpus: Annotated[
-        str | None,
-        typer.Option(
-            "--gpus", metavar="N|all", help="Train on so many GPUs at once; without a GPU, in so many processes."
-        ),
-    ] = None,
+    gpus: GpusOption = None,
     replan: ReplanOption = False,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,

@@ -9,4 +9,4 @@ from .checkpoint import (
     restore_weights as restore_weights,
     trained_weights as trained_weights,
 )
-from .parts import write_parts as write_parts
+from .parts import mapped as mapped, write_parts as write_parts

@@ -83,7 +83,13 @@ def contents(names: Sequence[str]) -> set[str]:
 def read(folder: Path, name: str) -> Mapping[str, Tensor]:
     """Return the tensors of one file, or of the files of all ranks, which are read as they are asked for."""
     whole = folder / f"{name}{_ENDING}"
-    return load_file(whole) if whole.exists() else Joined(sorted(folder.glob(f"{name}-*-of-*{_ENDING}")))
+    return load_file(whole) if whole.exists() else mapped(folder, name)
+
+
+def mapped(folder: Path, name: str) -> Joined:
+    """Return the tensors of one file, or of the files of all ranks, each of which is read when it is asked for."""
+    whole = folder / f"{name}{_ENDING}"
+    return Joined([whole] if whole.exists() else sorted(folder.glob(f"{name}-*-of-*{_ENDING}")))
 
 
 class Joined(Mapping[str, Tensor]):
@@ -94,7 +100,9 @@ class Joined(Mapping[str, Tensor]):
         self._shapes: dict[str, tuple[int, ...]] = {}
         for file in files:
             with safe_open(file, framework="pt") as opened:
-                for key, place in json.loads(opened.metadata()[_HEADER]).items():
+                header = opened.metadata() or {}
+                wholes = {key: {"shape": opened.get_slice(key).get_shape(), "offset": [0]} for key in [*opened.keys()]}
+                for key, place in (json.loads(header[_HEADER]) if _HEADER in header else wholes).items():
                     self._parts.setdefault(key, []).append((file, tuple(place["offset"])))
                     self._shapes[key] = tuple(place["shape"])
 

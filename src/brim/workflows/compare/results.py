@@ -151,13 +151,20 @@ def _run_of_json(told: Mapping[str, Any]) -> ComparedRun:
 
 
 def run_in_process(order: TrainOrder, *, observer: Observer, say: Say, stop: Stop) -> Ended:
-    """Train in a new process, and pass its messages on; it saves a checkpoint and stops once this process is gone.
+    """Train in new processes, and pass their messages on; they save a checkpoint and stop once this process is gone.
 
     The result is, for each split, a digest of which rows it holds.
     """
     heard = _Heard(observer, say)
     try:
-        return run_child(train, asdict(order), on_message=heard, stop=stop, when_alone=signal.SIGTERM)
+        return run_child(
+            train,
+            asdict(order),
+            on_message=heard,
+            stop=stop,
+            when_alone=signal.SIGTERM,
+            num_processes=order.num_processes,
+        )
     finally:
         heard.close()
 

@@ -18,6 +18,7 @@ from typing import Any
 from brim.config import load_config, require_trust_said_again
 from brim.config.schema import Config, FinetuneTrainer
 from brim.data.read import Files, absolute_files
+from brim.distributed import num_processes
 from brim.errors import BrimError, ConfigError, InputError, OutputError, Problem
 from brim.models import require_trainable
 from brim.models.folders import continued, locate
@@ -194,7 +195,11 @@ def _one(
         overrides += ["trainer.train_steps=null", f"trainer.train_samples={first.num_samples}"]
     run = RunFolder(result.output_directory / entrant.name / f"seed-{seed}")
     order = TrainOrder(
-        config=str(entrant.file), overrides=tuple(overrides), output_directory=str(run.path), resume=run.is_run
+        config=str(entrant.file),
+        overrides=tuple(overrides),
+        output_directory=str(run.path),
+        resume=run.is_run,
+        num_processes=entrant.num_processes,
     )
     ended = run_in_process(order, observer=observer, say=say, stop=stop)
     if ended.was_stopped:
@@ -285,6 +290,7 @@ class Entrant:
     config: Config
     overrides: tuple[str, ...]  # of every run of it, beside the seed and the number of samples
     changes: tuple[str, ...]  # what the comparison sets otherwise, for people
+    num_processes: int  # that train each run of it together
 
     @property
     def digest(self) -> str:
@@ -296,7 +302,8 @@ class Entrant:
 def entrants_of(configs: Sequence[str | Path], overrides: Sequence[str], dataset: Files | None) -> list[Entrant]:
     """Return the configurations as they will be run, the first being what the others are compared to.
 
-    Raises InputError for fewer than two, ConfigError for what does not train and for other data, splits or answers.
+    Raises InputError for fewer than two, and for GPUs that are not there; ConfigError for what does not train and for
+    other data, splits or answers.
     """
     if len(configs) < 2:
         raise InputError(
@@ -321,6 +328,7 @@ def entrants_of(configs: Sequence[str | Path], overrides: Sequence[str], dataset
             config=config,
             overrides=tuple(said),
             changes=tuple(_changes(config, loaded[0], name=name, first_name=names[0])),
+            num_processes=num_processes(None, config.backend.trainer.num_workers),
         )
         for name, file, config in zip(names, files, loaded, strict=True)
     ]

@@ -2,7 +2,8 @@
 
 `run_child` starts it with a function and an order, which goes to its stdin as JSON; its messages come from its stdout,
 one line of JSON each. It does not outlive the process that started it, however that ends: its stdin closes then, and it
-gets a signal.
+gets a signal. Where several processes are to train together, the child launches them: each calls the function, and the
+first one has the child's stdout.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,6 +74,7 @@ class TrainOrder:
     output_directory: str
     resume: bool  # continue what is there, if there is anything
     dataset: str | Sequence[str] | None = None  # None: the key `dataset`
+    num_processes: int = 1  # that train together
 
 
 _INTERRUPTED = 130
@@ -84,13 +87,39 @@ _READ_BYTES = 1 << 16
 
 _PATIENCE = 2  # signals that are passed on; one more kills the child
 
+_PYTHON = (sys.executable, "-W", "ignore::FutureWarning", "-W", "ignore::DeprecationWarning", "-c")
+
 # With this process's path: `-m` would put the current folder first, where the user may have a file named `json.py`.
-_CHILD = (
-    "import sys; order = sys.stdin.readline(); sys.path[:] = sys.argv[2:]\n"
-    "from brim.workflows.runs.child import messages, serve, signal_when_alone\n"
-    "signal_when_alone(int(sys.argv[1])); told = messages()\n"
-    "from {module} import {name}; sys.exit(serve({name}, order, told))"
+_START = "import sys; order = {order}; sys.path[:] = sys.argv[2:]\n"
+
+_SERVE = (  # which catches Ctrl-C: to import takes seconds
+    "def call(order, tell):\n"
+    "    from {module} import {name}\n"
+    "    return {name}(order, tell)\n"
+    "sys.exit(serve(call, order, told))"
 )
+
+_CHILD = (
+    _START.format(order="sys.stdin.readline()")
+    + "from brim.workflows.runs.child import messages, serve, signal_when_alone\n"
+    + "signal_when_alone(int(sys.argv[1])); told = messages()\n"
+    + _SERVE
+)
+
+_LAUNCHER = (
+    _START.format(order="sys.stdin.readline()")
+    + "from brim.workflows.runs.child import launch, signal_when_alone\n"
+    + "signal_when_alone(int(sys.argv[1])); sys.exit(launch('{module}', '{name}', order, {num_processes}, {folder!r}))"
+)
+
+_RANK = (
+    _START.format(order="open(sys.argv[1], encoding='utf-8').read()")
+    + "from brim.distributed import watch_parent; watch_parent()\n"
+    + "from brim.workflows.runs.child import messages, serve; told = messages()\n"
+    + _SERVE
+)
+
+_FAILED = "failed"  # the key of the message on an error
 
 
 class Stop:
@@ -130,20 +159,26 @@ def run_child(
     log: Path | None = None,
     environment: Mapping[str, str] | None = None,
     when_alone: signal.Signals = signal.SIGKILL,
+    num_processes: int = 1,
 ) -> Ended:
     """Call `function(order, tell)` in a new process, and pass its messages on.
 
     function: of a module of brim. stop: passes signals on. log: a file for what the process prints; None: it is
     printed here. environment: further variables; this process's own win. when_alone: the signal that the child gets
-    once this process has ended.
+    once this process has ended. num_processes: that train together, each of which calls the function; messages and the
+    result are the first one's, and the error is that of the one that failed first.
     """
-    command = [sys.executable, "-W", "ignore::FutureWarning", "-W", "ignore::DeprecationWarning", "-c"]
-    start = _CHILD.format(module=function.__module__, name=function.__name__)
+    names = {"module": function.__module__, "name": function.__name__}
+    start = _CHILD.format(**names)
     with ExitStack() as stack:
+        if num_processes > 1:  # the folder is of this process, since the launcher may be killed
+            temporary = tempfile.TemporaryDirectory(prefix="brim-processes-", ignore_cleanup_errors=True)
+            folder = stack.enter_context(temporary)
+            start = _LAUNCHER.format(**names, num_processes=num_processes, folder=folder)
         # In a session of its own, so that a terminal's Ctrl-C reaches it once, through `stop`.
         process = stack.enter_context(
             subprocess.Popen(
-                [*command, start, str(int(when_alone)), *sys.path],
+                [*_PYTHON, start, str(int(when_alone)), *sys.path],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=None if log is None else stack.enter_context(log.open("wb")),
@@ -158,22 +193,25 @@ def run_child(
             if stop.num_asked:  # just before
                 process.send_signal(signal.SIGINT)
         assert process.stdin is not None, "it was opened as a pipe"
-        with suppress(BrokenPipeError):  # it was ended before it could read
-            _write(process.stdin, order)
+        _write(process.stdin, order)
         told = _heard(process, on_message)
         code = process.wait()  # before its stdin is closed, which would end it
         if stop is not None:
             stop.process = None
-    error = _error_of(told["failed"]) if "failed" in told else None
+    error = _error_of(told[_FAILED]) if _FAILED in told else None
     was_stopped = stop is not None and bool(stop.num_asked) and not told
     return Ended(code=code, is_done="done" in told, result=told.get("done"), error=error, was_stopped=was_stopped)
 
 
 def _write(stream: IO[bytes], message: Mapping[str, Any]) -> None:
-    """Write a line to an unbuffered stream: a signal's handler cannot write to a buffered one that is being written."""
+    """Write a line to an unbuffered stream: a signal's handler cannot write to a buffered one that is being written.
+
+    Where nobody reads any more, the other process has ended, and this one will see that without it.
+    """
     line = json.dumps(message).encode() + b"\n"
-    while line:  # a signal may cut a write short
-        line = line[stream.write(line) :]
+    with suppress(BrokenPipeError):
+        while line:  # a signal may cut a write short
+            line = line[stream.write(line) :]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -187,7 +225,7 @@ def _heard(process: subprocess.Popen[bytes], on_message: Callable[[Mapping[str, 
     told: dict[str, Any] = {}
     for line in _lines(process.stdout.fileno()):
         message: dict[str, Any] = json.loads(line)
-        if message.keys() & {"done", "failed"}:
+        if message.keys() & {"done", _FAILED}:
             told = message
         else:
             on_message(message)
@@ -212,7 +250,7 @@ def _lines(descriptor: int) -> Iterator[bytes]:
 
 def _error_of(told: Mapping[str, Any]) -> BrimError:
     """Return the error that the child ended with, of its own class, so that the exit code is the same."""
-    kind = getattr(brim.errors, told["error"])
+    kind = getattr(brim.errors, told["error"], BrimError)
     assert issubclass(kind, BrimError), "as the child wrote it"
     error: BrimError = kind(*(Problem(**problem) for problem in told["problems"]))
     return error
@@ -236,14 +274,53 @@ def serve(function: Callable[[Mapping[str, Any], Tell], Any], order: str, stream
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrimError as error:
-        _fail(tell, error.problems, type(error).__name__)
+        return _fail(stream, error)
     except Exception as error:
-        _fail(tell, (_out_of_memory(error) or _mistake(error),), BrimError.__name__)
+        return _fail(stream, BrimError(_out_of_memory(error) or _mistake(error)))
     return 0
 
 
-def _fail(tell: Tell, problems: Sequence[Problem], error: str) -> None:
-    tell(failed={"error": error, "problems": [asdict(problem) for problem in problems]})
+def launch(module: str, name: str, order: str, num_processes: int, folder: str) -> int:
+    """Have several processes carry out an order together, in the child, whose stdout is the first one's.
+
+    Return 0 where its result, or the error of the one that failed first, was sent. folder: for temporary files.
+    """
+    from brim.distributed import launch_processes
+
+    file = Path(folder) / "order.json"
+    file.write_text(order, encoding="utf-8")
+    command = [*_PYTHON, _RANK.format(module=module, name=name), str(file), *sys.path]
+    with os.fdopen(os.dup(1), "wb", buffering=0) as stream:
+        try:
+            ended = launch_processes(command, num_processes, folder=folder)
+        except KeyboardInterrupt:
+            return _INTERRUPTED
+        except BrimError as error:
+            return _fail(stream, error)
+        for line in ended.message.splitlines():
+            if line.startswith(f'{{"{_FAILED}"'):
+                _write(stream, json.loads(line))
+                return 0
+            sys.stderr.write(f"{line}\n")
+        return ended.code
+
+
+def _fail(stream: IO[bytes], error: BrimError) -> int:
+    """Send an error, and return 0; a process that was launched leaves it with its launcher, which sends the first."""
+    kind = type(error).__name__
+    told = {_FAILED: {"error": kind, "problems": [asdict(problem) for problem in error.problems]}}
+    if _left(json.dumps(told), error.exit_code, follows=kind == "PeerError"):
+        return error.exit_code
+    _write(stream, told)
+    return 0
+
+
+def _left(message: str, exit_code: int, *, follows: bool = False) -> bool:
+    if "WORLD_SIZE" not in os.environ:
+        return False
+    from brim.distributed import leave_message
+
+    return leave_message(message, exit_code, follows=follows)
 
 
 def _out_of_memory(error: Exception) -> Problem | None:
@@ -260,7 +337,8 @@ def _out_of_memory(error: Exception) -> Problem | None:
 def _mistake(error: Exception) -> Problem:
     from brim.config.text import mask_text
 
-    sys.stderr.write(mask_text(traceback.format_exc()))
+    if not _left(trace := mask_text(traceback.format_exc()), BrimError.exit_code):
+        sys.stderr.write(trace)
     told = mask_text(f"{type(error).__name__}: {error}").splitlines()[0]
     return Problem(what=f"a mistake in brim or in a library: {told}", fix="see the traceback that it printed")
 

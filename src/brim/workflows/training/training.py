@@ -16,7 +16,7 @@ from brim.config.schema import OptimizerConfig
 from brim.data import Prepared, prepare, slip_notes
 from brim.data.read import Data, Source, read
 from brim.data.tokens import TokenRows
-from brim.distributed import ALONE, Ranks, Sharded, group_of_one
+from brim.distributed import ALONE, Place, Ranks, Sharded, group_of_one, joined
 from brim.errors import CheckpointError
 from brim.models import LLM, model_note, no_library_warnings, require_trainable, unquantised_experts
 from brim.notes import Note, Say, status, warning
@@ -36,6 +36,7 @@ from brim.workflows.runs import (
 )
 from brim.workflows.training.following import (
     Evaluations,
+    among,
     begin_together,
     follow,
     prepared_by_one,
@@ -94,22 +95,33 @@ def prepared_for(
 
 
 def train_configuration(order: TrainOrder, *, observer: Observer, say: Say, weights: Weights = "best") -> Prepared:
-    """Carry out an order, in a process that was started for it. Return the rows that were prepared.
+    """Carry out an order, in a process that was started for it, one of several or not. Return the prepared rows.
 
     Raises what `train` raises, and errors of the configuration and the data.
     """
     loaded, output = load_config(order.config, order.overrides), Path(order.output_directory)
     data = loaded.config.dataset if order.dataset is None else order.dataset
     assert data is not None, "the process that started this one has checked it"
-    resume = order.resume and output.exists()
-    RunFolder(output).check(resume=resume)
-    notes = RunNotes(say)
-    session, source, prepared = prepared_for(
-        open_session(loaded.config), data, resumed=RunFolder(output) if resume else None, notes=loaded.notes, say=notes
-    )
-    train(
-        session, source, prepared, output_directory=output, resume=resume, observer=observer, say=notes, weights=weights
-    )
+    resume, notes = order.resume and output.exists(), RunNotes(say)
+    resumed = RunFolder(output) if resume else None
+    with joined(Place.of_environment() if order.num_processes > 1 else Place()) as ranks:
+        if ranks.is_first:
+            RunFolder(output).check(resume=resume)
+        opened = open_session(loaded.config, is_one_of_several=ranks.are_several)
+        session, source, prepared = prepared_for(
+            among(ranks, loaded.config, opened), data, resumed=resumed, notes=loaded.notes, say=notes, ranks=ranks
+        )
+        train(
+            session,
+            source,
+            prepared,
+            output_directory=output,
+            resume=resume,
+            observer=observer,
+            say=notes,
+            weights=weights,
+            ranks=ranks,
+        )
     return prepared
 
 

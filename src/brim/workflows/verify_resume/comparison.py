@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from brim.storage import sha256
 from brim.train import RunFolder
+from brim.train.checkpoints import mapped
 from brim.units import format_count, format_seconds
 from brim.workflows.runs import flat, json_lines
 
@@ -28,6 +27,7 @@ class ResumeProof:
 
     run: Path
     device: str
+    num_processes: int  # that trained together
     precision: str
     checkpoint_step: int  # whose checkpoint of the run it began with; 0: none, from the start
     start_step: int  # the last one that the undisturbed and the disturbed run share
@@ -90,7 +90,7 @@ _STEP_FIELDS: Mapping[str, tuple[str, Kind]] = {
 }
 
 
-_TIMED = ("seconds", "peak_bytes")
+_TIMED = ("seconds", "peak_bytes", "busy")
 
 
 _FILES = {"model": "weights", "optimizer": "optimizer", "random": "random states"}
@@ -171,7 +171,7 @@ def compared(undisturbed: Made, disturbed: Made, promise: Promise, *, after: int
     checks = [*compared_logs(ours, theirs, promise, given=_given(undisturbed, disturbed, promise, after=after))]
     folders = [made.run.checkpoints / f"step-{upto:08d}" for made in (undisturbed, disturbed)]
     for name, title in _FILES.items():
-        left, right = (folder / f"{name}.safetensors" for folder in folders)
+        left, right = (mapped(folder, name) for folder in folders)
         checks.append(_compared_tensors(title, left, right, promise))
     numbers = [_numbers_of(folder / "state.json") for folder in folders]
     checks.append(_check("counters", f"{len(numbers[0]):,} values", numbers[0], numbers[1], promise, kind="state"))
@@ -269,23 +269,19 @@ def _sizes(left: Any, right: Any) -> tuple[float, float] | None:
     return size, size / abs(left) if left else math.inf
 
 
-def _compared_tensors(title: str, ours: Path, theirs: Path, promise: Promise) -> Check:
-    with safe_open(ours, "pt") as left, safe_open(theirs, "pt") as right:
-        names = sorted({*left.keys(), *right.keys()})
-        difference = None
-        if sha256(ours) != sha256(theirs):
-            wrong = [each for each in (_of_tensor(left, right, name) for name in names) if each is not None]
-            difference = _largest(wrong) if wrong else None
-    amount = format_count(len(names), "tensor")
+def _compared_tensors(title: str, left: Mapping[str, Tensor], right: Mapping[str, Tensor], promise: Promise) -> Check:
+    names = sorted({*left, *right})
+    wrong = [each for each in (_of_tensor(left, right, name) for name in names) if each is not None]
+    amount, difference = format_count(len(names), "tensor"), _largest(wrong) if wrong else None
     return Check(name=title, compared=amount, promise=promise.of("state"), difference=difference)
 
 
-def _of_tensor(left: Any, right: Any, name: str) -> Difference | None:
+def _of_tensor(left: Mapping[str, Tensor], right: Mapping[str, Tensor], name: str) -> Difference | None:
     """Compare one tensor, so that one at a time is in memory."""
-    there = ["a tensor" if name in set(side.keys()) else "nothing" for side in (left, right)]
+    there = ["a tensor" if name in side else "nothing" for side in (left, right)]
     if "nothing" in there:
         return Difference(where=name, undisturbed=there[0], disturbed=there[1], num=1, max_abs=None, relative=None)
-    return tensor_difference(name, left.get_tensor(name), right.get_tensor(name))
+    return tensor_difference(name, left[name], right[name])
 
 
 def tensor_difference(name: str, ours: Tensor, theirs: Tensor) -> Difference | None:
@@ -295,7 +291,7 @@ def tensor_difference(name: str, ours: Tensor, theirs: Tensor) -> Difference | N
         return Difference(where=name, undisturbed=told[0], disturbed=told[1], num=1, max_abs=None, relative=None)
     ours, theirs = ours.contiguous().reshape(-1), theirs.contiguous().reshape(-1)
     size = ours.element_size()
-    unequal = (ours.view(torch.uint8) != theirs.view(torch.uint8)).view(-1, size).any(dim=1)
+    unequal = (ours.view(torch.uint8) != theirs.view(torch.uint8)).view(ours.numel(), size).any(dim=1)
     if not unequal.any():
         return None
     first, has_size = int(unequal.nonzero()[0]), ours.dtype != torch.uint8  # bytes, as of a generator, are not numbers

@@ -19,6 +19,7 @@ from typing import Any, cast
 from brim.config import load_config, require_trust_said_again
 from brim.config.schema import Config, FinetuneTrainer
 from brim.data.read import Data, Files, absolute_files, is_files, named_files, read
+from brim.distributed import num_processes
 from brim.errors import BrimError, CheckpointError, InputError, OutputError
 from brim.notes import Say
 from brim.report import listening, show
@@ -40,7 +41,7 @@ from brim.workflows.verify_resume.comparison import (
     records_of,
     step_sizes,
 )
-from brim.workflows.verify_resume.segment import Segment, choose_disturbance, relocated, run_segment
+from brim.workflows.verify_resume.segment import Segment, choose_disturbance, made, relocated, run_segment
 
 
 def verify_resume(
@@ -67,13 +68,13 @@ def verify_resume(
     _require_counts(steps, from_step)
     config = load_config(folder.config, overrides).config
     require_trust_said_again(config, overrides, folder.config, begins=True)
-    largest = largest_batch(config, folder)
+    largest, number = largest_batch(config, folder), num_processes(None, config.backend.trainer.num_workers)
     with listening(say) as told, _work_folder(keep=keep, say=told) as work:
         with folder.read_only():
             start = chosen_start(folder, largest, steps=steps, from_step=from_step, say=told)
             require_room(folder, work)
             _require_data(dataset_of(config, dataset))
-            _tell(folder, start, work, asked=steps, say=told)
+            _tell(folder, start, work, asked=steps, num_processes=number, say=told)
             copy_run(folder, start.checkpoint, work / "start")
         order = TrainOrder(
             config=str(folder.config),
@@ -82,6 +83,7 @@ def verify_resume(
             output_directory=str(folder.path),
             resume=True,
             dataset=None if dataset is None else absolute_files(dataset),
+            num_processes=number,
         )
         trial = Trial(folder, work, start, order, told)
         return replace(trial.proof(), seconds=round(time.perf_counter() - started, 3), folder=work if keep else None)
@@ -103,7 +105,7 @@ def _require_counts(steps: int, from_step: int | None) -> None:
             )
 
 
-def _tell(run: RunFolder, start: Start, work: Path, *, asked: int, say: Say) -> None:
+def _tell(run: RunFolder, start: Start, work: Path, *, asked: int, num_processes: int, say: Say) -> None:
     """Say what will be done, and about how long it takes."""
     begin = f"the checkpoint of step {start.checkpoint:,}" if start.checkpoint else "the start of the run"
     lead = f", continued to step {start.step:,} first" if start.num_leading else ""
@@ -113,14 +115,19 @@ def _tell(run: RunFolder, start: Start, work: Path, *, asked: int, say: Say) -> 
     )
     if start.num_steps < asked:
         say(f"{format_count(asked, 'step was', 'steps were')} asked for; only {start.num_steps:,} left there")
-    seconds = [each["seconds"] for each in records_of(run) if "learning_rate" in each]
+    records = [each for each in records_of(run) if "learning_rate" in each]
+    seconds = [each["seconds"] for each in records]
     mean_s = sum(seconds[-asked:]) / len(seconds[-asked:]) if seconds else None
+    if records and (number := records[-1].get("ranks", 1)) != num_processes:
+        made_by, tried_on = (format_count(each, "process", "processes") for each in (number, num_processes))
+        say(f"the run's last step was made by {made_by}, and it is tried with {tried_on}: --gpus {number} tries those")
     most_steps = start.num_leading + 3 * start.num_steps
     _tell_switches(run, start, say)
     time_told = "" if mean_s is None else f", about {format_seconds(mean_s * most_steps)} of training"
+    starts = f"{4 + bool(start.num_leading)} " + (f"starts of {num_processes:,} " if num_processes > 1 else "")
     say(
-        f"up to {format_count(most_steps, 'step')}{time_told}, in {4 + bool(start.num_leading)} processes that each "
-        f"load the model; up to {format_bytes(MOST_CHECKPOINTS * checkpoint_bytes(run))} in {work}"
+        f"up to {format_count(most_steps, 'step')}{time_told}, in {starts}processes that each load the model; up to "
+        f"{format_bytes(MOST_CHECKPOINTS * checkpoint_bytes(run))} in {work}"
     )
 
 
@@ -165,9 +172,11 @@ class Trial:
         undisturbed = self._undisturbed()
         self._require_same_rows(undisturbed)
         records = records_of(undisturbed.run, after=start.step, upto=undisturbed.last_step)
-        made = [record for record in records if is_step(record)]
-        sizes = step_sizes(made)
-        stop_after, kill_in = choose_disturbance(start.step, sizes, [each.get("num_micro_batches", 0) for each in made])
+        steps = [record for record in records if is_step(record)]
+        sizes = step_sizes(steps)
+        stop_after, kill_in = choose_disturbance(
+            start.step, sizes, [each.get("num_micro_batches", 0) for each in steps]
+        )
         disturbed, killed = self._disturbed(stop_after, kill_in, last_step=undisturbed.last_step)
         others = records_of(disturbed.run, after=start.step, upto=undisturbed.last_step)
         settings = read_state(undisturbed.run, undisturbed.last_step)["settings"]
@@ -177,6 +186,7 @@ class Trial:
         return ResumeProof(
             run=self._folder.path,
             device=device,
+            num_processes=self._order.num_processes,
             precision=settings["precision"],
             checkpoint_step=start.checkpoint,
             start_step=start.step,
@@ -198,7 +208,7 @@ class Trial:
         steps = f"step {last_step:,}" if start.num_steps == 1 else f"steps {start.step + 1:,} to {last_step:,}"
         self._say(f"{steps} without a break")
         ended = self._go("undisturbed", stop_after=last_step)
-        return _made(self._work / "undisturbed", [ended], after=start.step)
+        return made(self._work / "undisturbed", [ended], after=start.step)
 
     def _disturbed(self, stop_after: int | None, kill_in: int, *, last_step: int) -> tuple[Made, Segment]:
         segments, again = [], "the same"
@@ -216,7 +226,7 @@ class Trial:
             )
         self._say(f"continued, to step {last_step:,}")
         segments += [killed, self._go("disturbed", stop_after=last_step)]
-        return _made(self._work / "disturbed", segments, after=self._start.step), killed
+        return made(self._work / "disturbed", segments, after=self._start.step), killed
 
     def _go(self, name: str, *, stop_after: int, kill_in: int | None = None) -> Segment:
         """Run one process, in one of the copies. Errors of the user's name the run, not the copy."""
@@ -258,17 +268,6 @@ class Trial:
             f"{found.disturbed}. Another machine, version, number of GPUs or threads, partition or setting explains "
             "that; without one, the copy did not continue as the run did"
         )
-
-
-def _made(folder: Path, segments: Sequence[Segment], *, after: int) -> Made:
-    tokens: dict[int, set[str]] = {}
-    for step, digest in (seen for segment in segments for seen in segment.tokens):
-        tokens.setdefault(step, set()).add(digest)
-    return Made(
-        run=RunFolder(folder),
-        tokens={step: frozenset(digests) for step, digests in tokens.items() if step > after},
-        last_step=max(tokens),
-    )
 
 
 # The finished run keeps three checkpoints at most; the other has four while it writes one.

@@ -22,9 +22,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from brim.errors import InputError, Problem
-from brim.train import Record
+from brim.train import Record, RunFolder
 from brim.workflows.runs import Tell, TrainOrder, run_child
 from brim.workflows.training import train_configuration
+from brim.workflows.verify_resume.comparison import Made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +38,10 @@ class Segment:
 
 
 def run_segment(order: TrainOrder, log: Path, *, stop_after: int, kill_in: int | None = None) -> Segment:
-    """Train in a new process. Raises what that raised, or BrimError where it crashed.
+    """Train in a new process, or in several. Raises what was raised there, or BrimError where one crashed.
 
-    log: a file for what the process prints. stop_after: the step after which it sends itself Ctrl-C. kill_in: the step
-    in the middle of which it kills itself.
+    log: a file for what is printed there. stop_after: the step after which the run is stopped by a Ctrl-C to the first
+    process. kill_in: the step in the middle of which that one kills itself, whereupon the others end, too.
     """
     tokens: list[tuple[int, str]] = []
     killed: dict[str, Any] = {}
@@ -52,14 +53,25 @@ def run_segment(order: TrainOrder, log: Path, *, stop_after: int, kill_in: int |
             tokens.append((message["step"], message["sha256"]))
 
     told = {"order": asdict(order), "stop_after": stop_after, "kill_in": kill_in}
-    ended = run_child(train, told, on_message=hear, log=log)
-    if not (ended.code == -signal.SIGKILL and killed):
-        killed = {}
+    ended = run_child(train, told, on_message=hear, log=log, num_processes=order.num_processes)
+    if not killed:
         ended.require("a process that trains", fix=_FIX, log=log)
     return Segment(tokens=tuple(tokens), killed_in=killed.get("step"), killed_where=killed.get("where", ""))
 
 
 _FIX = "free memory, if it ran out of it; --keep leaves all that it printed"
+
+
+def made(folder: Path, segments: Sequence[Segment], *, after: int) -> Made:
+    """Return the run that segments have made in a folder, with what the model was given after a step."""
+    tokens: dict[int, set[str]] = {}
+    for step, digest in (seen for segment in segments for seen in segment.tokens):
+        tokens.setdefault(step, set()).add(digest)
+    return Made(
+        run=RunFolder(folder),
+        tokens={step: frozenset(digests) for step, digests in tokens.items() if step > after},
+        last_step=max(tokens),
+    )
 
 
 def train(told: Mapping[str, Any], tell: Tell) -> None:
@@ -80,6 +92,7 @@ class _Watcher:
         self._stop_after, self._kill_in, self._tell = stop_after, kill_in, tell
         self._step: int | None = None  # the last one that was made; None before the loop begins
         self._digest = hashlib.sha256()
+        self._has_stopped = False
         self._outermost: nn.Module | None = None  # of the pass in which the process is to be killed
 
     def hooks(self) -> ExitStack:
@@ -93,14 +106,12 @@ class _Watcher:
         self._step = first_step
 
     def write(self, record: Record) -> None:
-        """Report which tokens a step was given, and stop after the last step of the segment."""
+        """Report which tokens a step was given."""
         if record.get("event") != "skipped" and "learning_rate" not in record:
             return  # not the line of a step
         self._step = record["step"]
         self._tell(step=self._step, sha256=self._digest.hexdigest())
         self._digest = hashlib.sha256()
-        if self._step == self._stop_after:
-            os.kill(os.getpid(), signal.SIGINT)
 
     def close(self) -> None: ...
 
@@ -110,7 +121,11 @@ class _Watcher:
 
     def _before_module(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self._step is None or not torch.is_grad_enabled():
-            return  # a trial before the run, or an evaluation
+            return  # a trial before the run, or an evaluation; or a process that writes no log
+        if self._step + 1 == self._stop_after and not self._has_stopped:
+            # Amid the last step of the segment: several processes agree with its sums to stop after it.
+            self._has_stopped = True
+            os.kill(os.getpid(), signal.SIGINT)
         if self._is_to_be_killed:
             if module is self._outermost:
                 self._kill("between its micro-batches")
