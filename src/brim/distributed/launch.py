@@ -165,7 +165,9 @@ def launch_processes(
 
     logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL)  # what is told here
     with ExitStack() as stack:
-        folder = str(stack.enter_context(scratch_folder("brim-launch-", within=folder and Path(folder))))
+        folder = str(
+            stack.enter_context(scratch_folder("brim-launch-", within=None if folder is None else Path(folder)))
+        )
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         before = {number: signal.getsignal(number) for number in _SIGNALS_OF_TORCH}
         try:

@@ -172,7 +172,7 @@ def _made(
             has_more = True
             break
         say(status(f"planning: {way}"))
-        costs = traced(request, way, budget, correction, known, is_kept=is_kept, say=say)
+        costs = traced(request, way, budget, correction.scale, known, is_kept=is_kept, say=say)
         if costs.way in (each.way for each in known):
             continue  # the architecture allows no chunks, and whole logits have been looked at
         costs, looked_at = verified_strategy(costs, request.task, budget)
@@ -193,22 +193,13 @@ _MOST_PACKED_ON_A_CPU = 2048
 
 
 def traced(
-    request: PlanRequest,
-    way: Way,
-    budget: Budget,
-    correction: Correction,
-    known: Sequence[WayCosts],
-    *,
-    is_kept: bool,
-    say: Say,
+    request: PlanRequest, way: Way, budget: Budget, scale: float, known: Sequence[WayCosts], *, is_kept: bool, say: Say
 ) -> WayCosts:
     """Return the costs of a strategy by a few traces. is_kept: on disk, where earlier plans have left theirs.
 
-    known: of other strategies; what the same one was traced for without sharding is not traced again.
-
-    Raises UntraceableError for an architecture that cannot be traced.
+    known: of others; the same one without sharding was traced alike. Raises UntraceableError where nothing can be.
     """
-    task, scale, ranks = request.task, correction.scale, request.ranks
+    task, ranks = request.task, request.ranks
     steps = partial(TrainingSteps, is_single=task.effective_batch_size == 1, ranks=ranks)
     offload = request.config.memory.offload
     sharding = Sharding(world_size=ranks, offload=offload).on(request.device) if way.is_sharded else None
@@ -236,10 +227,9 @@ def traced(
         traces.save()
     if traces.note is not None:
         say(traces.note)
-    static_bytes = basics["static"]
     costs = Costs(
         peak=peak,
-        static_bytes=static_bytes,
+        static_bytes=basics["static"],
         time=time.surface if host is None else time.surface.plus(host.copied_s),
         scale=scale,
         multiple=request.multiple,
@@ -319,11 +309,10 @@ def _why_held(request: PlanRequest, candidates: Sequence[Candidate], chosen: Can
     if len(request.sharded) == 1:
         return "memory.offload" if request.offloads else STRATEGY_KEY
     if not chosen.way.is_sharded:
-        fits = "the whole model fits"
         sharded_s = [each.seconds_per_epoch for each in candidates if each.fits and each.way.is_sharded]
         if any(each is not None and each <= (chosen.seconds_per_epoch or 0.0) for each in sharded_s):
-            return f"{fits}, and sharding would hardly be faster"
-        return f"{fits} and is faster than sharded" if sharded_s else f"{fits}, and sharding would not be faster"
+            return "the whole model fits, and sharding would hardly be faster"
+        return f"the whole model fits, and sharding would {'be slower' if sharded_s else 'not be faster'}"
     replicated = [each for each in candidates if not each.way.is_sharded]
     if any(each.fits for each in replicated):
         return "that is faster than the whole model in each"

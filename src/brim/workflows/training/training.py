@@ -104,7 +104,8 @@ def train_configuration(order: TrainOrder, *, observer: Observer, say: Say, weig
     assert data is not None, "the process that started this one has checked it"
     resume, notes = order.resume and output.exists(), RunNotes(say)
     resumed = RunFolder(output) if resume else None
-    with joined(Place.of_environment() if order.num_processes > 1 else Place()) as ranks:
+    place = Place.of_environment() if order.num_processes > 1 else Place()
+    with joined(place, offloads=loaded.config.memory.offload == "weights") as ranks:
         if ranks.is_first:
             RunFolder(output).check(resume=resume)
         opened = open_session(loaded.config, is_one_of_several=ranks.are_several)
