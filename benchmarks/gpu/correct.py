@@ -78,6 +78,11 @@ _FAMILIES: Mapping[str, Mapping[str, Any]] = {
 _LENGTHS = (90, 130, 1, 47, 200, 64, 11)
 
 
+def _rows(llm: LLM, options: Options) -> TokenRows:
+    """Draw rows; few where all is small, since a CPU makes each shape in 16 bits ready anew."""
+    return drawn_rows((60, 1, 47) if options.small else _LENGTHS, llm)
+
+
 def architecture(family: str, options: Options, **changes: Any) -> dict[str, Any]:
     """Return the config.json of a small model, with heads of 64 in any size."""
     width = 128 if options.small else 512
@@ -114,7 +119,7 @@ def _packed_against_padded(options: Options, family: str, kind: str) -> Figures:
     with torch.no_grad():
         for weight in exact.model.parameters():
             weight.copy_(weight.bfloat16())
-    rows = drawn_rows(_LENGTHS, exact)
+    rows = _rows(exact, options)
     expected = gradient_of(exact, list(rows))
     low = exact if kind == "fp32" else _in_precision(exact, kind)
     errors = {
@@ -227,7 +232,7 @@ def _adapter_function(options: Options, kind: str) -> Figures:
     settings = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     llm = _with_model(llm, peft.get_peft_model(llm.model, settings))
     _draw_adapters(llm)
-    rows = list(drawn_rows(_LENGTHS, llm))
+    rows = list(_rows(llm, options))
     expected = gradient_of(llm, rows)
     importlib.import_module(_FUNCTION).use_adapter_function(llm.model)
     return apart(gradient_of(llm, rows), expected)
@@ -248,7 +253,7 @@ def _liger(options: Options, kind: str) -> Figures:
         settings = {"precision": kind, "adapter": dict(LORA), "model_parameters": {"kernels": kernels}}
         llm = _loaded(options, architecture("llama", options), settings)
         _draw_adapters(llm)
-        found[kernels] = gradient_of(llm, list(drawn_rows(_LENGTHS, llm)))
+        found[kernels] = gradient_of(llm, list(_rows(llm, options)))
     return apart(found["liger"], found["torch"])
 
 
@@ -358,7 +363,7 @@ def _waits(options: Options, *, packed: bool) -> Figures:
     settings = {"precision": "bf16-true", "adapter": dict(LORA)}
     llm = _loaded(options, architecture("llama", options), settings)
     llm = packing(llm) if packed else llm
-    rows, run_pass = list(drawn_rows(_LENGTHS, llm)), _pass(llm)
+    rows, run_pass = list(_rows(llm, options)), _pass(llm)
     llm.model.train()
     run_pass(rows, 1, step=0)
     kinds = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if options.is_cuda else [])]
