@@ -23,7 +23,7 @@ class Together:
     def __init__(self, job: TrainJob, state: TrainState, gradient: Gradient, peaks: Peaks) -> None:
         self.num_out_of_memory = 0  # of the other ranks
         self._job, self._state, self._gradient, self._peaks = job, state, gradient, peaks
-        self._stops = False  # some rank was asked to stop
+        self._nothing, self._stops = Share(), False  # what a lone process says; some rank was asked to stop
         self._unheard: list[Mapping[str, Any]] = []  # events of a rank that writes no log
 
     def write(self, event: Mapping[str, Any]) -> None:
@@ -37,7 +37,7 @@ class Together:
     def share(self, stop: threading.Event, busy_s: float, *, has_failed: bool) -> Share:
         """Return what this rank says of its part of the step, if there are others."""
         if not self._job.ranks.are_several:
-            return Share()
+            return self._nothing
         return Share(
             cap=self._job.cutter.limit,
             num_events=len(self._unheard),
