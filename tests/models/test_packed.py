@@ -81,7 +81,7 @@ def test_a_cpu_packs_where_asked_and_what_cannot_be_had_overrules():
     assert choice(packing=True) is None
     found = choice()
     assert (found.value, found.overrules) == (False, False)
-    assert "11% less time" in found.reason
+    assert "where a training's plan estimates" in found.reason
     for asked in (choice(packing=True, attention="eager"), choice((7, 5), packing=True)):
         assert (asked.value, asked.overrules, asked.as_note().kind) == (False, True, "note")
         assert "trainer.packing: False, not as configured (" in str(asked)

@@ -25,6 +25,7 @@ from brim.workflows.training.launch import Trial, launch
 pytestmark = pytest.mark.run
 SEED = 3
 ONE_WAY = {"chunked_loss": False}  # each takes a few traces
+LONG = 100_000  # epochs
 RAMP = {"effective_batch_size": 8, "batch_rampup": {"length": "30sp", "from": 2}, **ONE_WAY}  # 48 samples in all
 SCHEDULER = {"learning_rate_scheduler": {"warmup_fraction": 0.25, "decay": "cosine"}}
 LARGEST = {"effective_batch_size": "auto", "use_maximum_batch_size": True, **ONE_WAY}
@@ -47,6 +48,27 @@ def test_the_plan_tells_of_rows_steps_and_the_way_that_is_taken(tiny_base):
     np.testing.assert_array_equal(request.task.lengths, request.rows.lengths[np.concatenate(batches)])
     totals = request.task.epoch(plan.costs, cap_bytes=chosen.cap_bytes)
     assert chosen.micro_batches_per_step == totals.num_micro_batches / 3
+
+
+def test_a_cpu_packs_rows_where_a_run_is_long_and_gains_by_it(tiny_base):
+    def planned(packing, *, epochs):
+        said, trainer = [], {**ONE_WAY, "packing": packing, "epochs": epochs}
+        config = settings(tiny_base, random_seed=SEED, trainer=trainer)
+        plan = brim.plan(config, uneven(), device="cpu", say=said.append)
+        return plan, [str(line) for line in said if str(line).startswith("trainer.packing")]
+
+    _, short = planned("auto", epochs=2)
+    assert len(short) == 1
+    assert short[0].startswith("trainer.packing: False (on a CPU rows are packed in runs of 10 s or more")
+    (padded, none), (packed, said) = (planned(packing, epochs=LONG) for packing in (False, "auto"))
+    assert (padded.is_packed, none) == (False, [])
+    assert packed.is_packed
+    assert packed.chosen.seconds_per_epoch < 0.98 * padded.chosen.seconds_per_epoch
+    assert "trainer.packing: True (on a CPU an epoch is estimated at" in said[0]
+    again, kept = planned("auto", epochs=LONG)
+    assert (again.from_cache, again.is_packed, kept) == (True, True, said)
+    run = ready(tiny_base, random_seed=SEED, trainer={**ONE_WAY, "epochs": LONG})
+    assert (run.session.config.trainer.packing, run.plan.is_packed) == (True, True)
 
 
 def test_a_plan_is_made_once_for_the_same_work(tiny_base):

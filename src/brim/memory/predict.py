@@ -97,6 +97,11 @@ class Asked:
     device: Device
     has_limit: bool
 
+    def reopened(self, key: str) -> Asked:
+        """Return it with a key that was left open open again, for who knows more of it."""
+        choices = tuple(choice for choice in self.choices if choice.key != key)
+        return replace(self, config=self.config.having(key, "auto"), choices=choices)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:

@@ -21,7 +21,8 @@ from .request import (
     GenerationRequest as GenerationRequest,
     PlanRequest as PlanRequest,
 )
-from .training import keep as keep, plan_run as plan_run
+from .run import plan_run as plan_run
+from .training import keep as keep
 from .words import (
     generation_words as generation_words,
     scoring_lines as scoring_lines,

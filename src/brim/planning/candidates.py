@@ -299,7 +299,7 @@ WAYS = (
 )
 
 
-_WORTH = 0.02  # a later strategy must be faster by this share: times are not known better
+WORTH = 0.02  # a later strategy must be faster by this share: times are not known better
 
 
 def ways(
@@ -331,7 +331,7 @@ def could_gain_by_sharding(known: Sequence[WayCosts], candidates: Sequence[Candi
         assert each.wire is not None, "one process has nothing to shard over"
         totals, _ = task.dealt(task.epoch(each.costs, cap_bytes=_NO_CAP), each.costs, each.wire, cap_bytes=_NO_CAP)
         least_s = min(least_s, totals.seconds + each.update_s / each.wire.num_ranks * totals.num_steps)
-    return least_s < min(fitting) * (1 - _WORTH)
+    return least_s < min(fitting) * (1 - WORTH)
 
 
 def choose(candidates: Sequence[Candidate], *, has_more: bool = False) -> tuple[Candidate | None, str]:
@@ -343,7 +343,7 @@ def choose(candidates: Sequence[Candidate], *, has_more: bool = False) -> tuple[
     best: Candidate | None = None
     least_s = math.inf
     for each in candidates:
-        if each.seconds_per_epoch is not None and each.seconds_per_epoch < least_s * (1 - _WORTH):
+        if each.seconds_per_epoch is not None and each.seconds_per_epoch < least_s * (1 - WORTH):
             best, least_s = each, each.seconds_per_epoch
     if best is None:
         return None, "; ".join(f"{each.way}: {each.reason}" for each in candidates)

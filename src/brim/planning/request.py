@@ -59,6 +59,9 @@ _TENTHS = 10  # predictions take all tokens for supervised, so runs are compared
 STRATEGY_KEY = "backend.trainer.strategy"
 
 
+LAYOUT_KEY = "trainer.packing"
+
+
 def strategy_asked(config: Config) -> str | None:
     """Return backend.trainer.strategy: auto, ddp or fsdp; None where the configuration has no such key."""
     asked: str | None = getattr(getattr(config.backend, "trainer", None), "strategy", None)
@@ -272,6 +275,20 @@ class PlanRequest(Request):
             fixed_rows=None if batch_size == "auto" else min(batch_size, effective),
             largest=self.trainer.use_maximum_batch_size,
         )
+
+    @property
+    def leaves_layout_open(self) -> bool:
+        """Return whether the plan is to say if rows are packed, as it does on a CPU."""
+        return self.trainer.packing == "auto" and self.device.is_cpu
+
+    def in_layout(self, *, is_packed: bool) -> PlanRequest:
+        """Return the request with rows packed or padded."""
+        return replace(self, config=self.config.having(LAYOUT_KEY, is_packed))
+
+    def execution_choices(self) -> tuple[Choice, ...]:
+        """Say how the model computes, as far as that is open and not the plan's."""
+        settled = self.in_layout(is_packed=False) if self.leaves_layout_open else self
+        return super(PlanRequest, settled).execution_choices()
 
     @property
     def own_facts(self) -> dict[str, Any]:

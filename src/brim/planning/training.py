@@ -35,8 +35,6 @@ from brim.planning.plan import Candidate, Host, TrainingPlan, Way, summarize_len
 from brim.planning.plan_cache import PlanCache, plan_facts
 from brim.planning.request import STRATEGY_KEY, PlanRequest, strategy_asked
 
-_FIRST_ROWS = 64
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
@@ -47,43 +45,8 @@ class Planned:
     request: PlanRequest  # as it was planned: memory may bound the batches that it asks for
 
 
-def plan_run(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -> Planned:
-    """Return the plan that an earlier run made for the same work, or a new one.
-
-    every_way: look also at strategies that cannot be better than the chosen one, to show what they would cost.
-    Raises ConfigError where the effective batch moves as it cannot.
-    """
-    if request.is_bounded_by_memory:
-        planned = _bounded_by_memory(request, replan=replan, say=say)
-        planned.request.require_phases()
-        if not every_way:
-            return planned
-        request = planned.request
-    request.require_phases()
-    return _planned(request, every_way=every_way, replan=replan, say=say)
-
-
-def _bounded_by_memory(request: PlanRequest, *, replan: bool, say: Say) -> Planned:
-    """Return the plan of sizes that fit at once in the very strategy that is chosen for them.
-
-    Smaller sizes may be faster in a strategy that takes more memory, in which fewer rows fit: the bound falls until it
-    is that of its own plan, once a strategy at most. A batch that memory is to size is planned for some rows first:
-    partitioning all rows at once would take long.
-    """
-    found, bound, most = request, None, len(request.rows)
-    if request.is_sized_by_memory:
-        most = request.length.schedule.final_size
-        first = min(most, _FIRST_ROWS)
-        found, bound = request.bounded(first), first if first == most else None
-    while True:
-        planned = _planned(found, every_way=False, replan=replan, say=say)
-        fits = min(found.largest_batch(planned.plan), most)
-        if bound is not None and fits >= bound:
-            return planned
-        found, bound = request.bounded(fits), fits
-
-
-def _planned(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -> Planned:
+def planned(request: PlanRequest, *, every_way: bool, replan: bool, say: Say) -> Planned:
+    """Return the plan of a run whose layout and sizes are settled: one that is kept, or a new one."""
     say(status("planning"))
     correction = Correction()
     if not replan:
@@ -111,20 +74,24 @@ def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, e
 
     A run goes by its plan again, to the bit, unless what was measured since says that it promises too much.
     """
+    facts = {**work_facts(request), "every_way": every_way}
+    if not request.device.is_cpu:
+        facts |= {"allocator": str(AllocatorSettings.from_environment(os.environ))}
+
+
+def work_facts(request: PlanRequest) -> dict[str, Any]:
+    """Return all that the plan of a run depends on beside the device."""
     adapter = request.config.adapter
     trained = None if adapter is None else adapter.pretrained_adapter_weights
     settings = None if trained is None else open_adapter(trained).settings.model_dump(mode="json")
     facts = plan_facts(request.config, request.folder.config, request.task.lengths, adapter=settings)
     length = request.length
     facts |= {"sizes": length.sizes, "course": length.course(), "notes": list(request.phase_notes())}
-    facts |= {"every_way": every_way}
     if request.ranks > 1:
         facts |= {"ranks": request.ranks, "sharded": list(request.sharded)}
     if request.offloads:
         facts |= {"offload": True}
-    if not request.device.is_cpu:
-        facts |= {"allocator": str(AllocatorSettings.from_environment(os.environ))}
-    return PlanCache({**facts, "scale": correction.scale} if every_way else facts, budget)
+    return facts
 
 
 def _cached(
@@ -192,6 +159,12 @@ def _made(
 _MOST_PACKED_ON_A_CPU = 2048
 
 
+def laid_out(request: PlanRequest, costs: Costs) -> Costs:
+    """Return the costs of rows in the layout that is asked for."""
+    most_tokens = _MOST_PACKED_ON_A_CPU if request.device.is_cpu and not request.task.largest else None
+    return replace(costs, multiple=request.multiple, most_tokens=most_tokens)
+
+
 def traced(
     request: PlanRequest, way: Way, budget: Budget, scale: float, known: Sequence[WayCosts], *, is_kept: bool, say: Say
 ) -> WayCosts:
@@ -227,14 +200,8 @@ def traced(
         traces.save()
     if traces.note is not None:
         say(traces.note)
-    costs = Costs(
-        peak=peak,
-        static_bytes=basics["static"],
-        time=time.surface if host is None else time.surface.plus(host.copied_s),
-        scale=scale,
-        multiple=request.multiple,
-        most_tokens=_MOST_PACKED_ON_A_CPU if request.device.is_cpu and not task.largest else None,
-    )
+    surface = time.surface if host is None else time.surface.plus(host.copied_s)
+    costs = laid_out(request, Costs(peak=peak, static_bytes=basics["static"], time=surface, scale=scale))
 
     def overhead(of: Sequence[Shape]) -> int:
         with request.tracing():

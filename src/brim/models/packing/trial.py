@@ -52,7 +52,7 @@ def packing_choice(
 
 
 # docs/decisions/0025-packed-micro-batches.md
-_ON_A_CPU = "on a CPU packed rows took 11% less time in brim's demo, and more memory; true packs them"
+_ON_A_CPU = "on a CPU rows are packed where a training's plan estimates that it is faster; true packs them"
 
 
 def _against(config: Config, capability: tuple[int, int] | None) -> str | None:

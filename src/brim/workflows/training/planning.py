@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from brim.batching import Cutter, cutter_of
-from brim.config import Resolution, bounded_by_rows, is_sized_by_memory, load_config, with_effective_rows
+from brim.config import Choice, Resolution, bounded_by_rows, is_sized_by_memory, load_config, with_effective_rows
 from brim.config.schema import Config, FinetuneTrainer
 from brim.data import Prepared, prepare, slip_notes, with_labels_of_data
 from brim.data.chat import settled_day
@@ -89,6 +89,8 @@ def plan(
         device = "cpu"
     with listening(say) as told:
         asked = ask(loaded.config, phase="train", device=device, memory_bytes=memory_bytes)
+        if loaded.config.trainer.packing == "auto" and asked.device.is_cpu:
+            asked = asked.reopened(_LAYOUT)
         if num_rows is not None and sequence_length is not None:
             require_in_context(asked, sequence_length)
             rows = TokenRows.of_lengths(np.full(num_rows, sequence_length))
@@ -113,10 +115,12 @@ def plan(
             ranks=ranks,
             is_at_hand=device in (None, "cpu") and memory_bytes is None,
         )
-        made = plan_run(request, every_way=True, replan=replan, say=told).plan
+        found = plan_run(request, every_way=True, replan=replan, say=told)
         if request.is_at_hand:
-            require_host_room(made, num_processes=ranks)
-        return replace(made, advice=(*made.advice, *_as_of_now(made, request)))
+            require_host_room(found.plan, num_processes=ranks)
+        for line in choice_notes([choice for choice in found.choices if choice.key == _LAYOUT]):
+            told(line)
+        return replace(found.plan, advice=(*found.plan.advice, *_as_of_now(found.plan, found.request)))
 
 
 def _as_of_now(plan: TrainingPlan, request: PlanRequest) -> Iterator[str]:
@@ -231,6 +235,9 @@ def _require_rows(num_rows: int | None, sequence_length: int | None, *, has_data
 _KEYS = ("batch_size", "use_maximum_batch_size", "batch_search", "chunked_loss", "packing")
 
 
+_LAYOUT = "trainer.packing"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """Hold what is decided before the weights are loaded."""
@@ -296,6 +303,9 @@ def plan_of_run(
         if request.task.fixed_rows is None:
             say(planned_line("batch", f"{error.problems[0].what}; so batch sizes are tried out"))
         request.require_phases()
+        if request.leaves_layout_open:
+            session = with_choices(session, [Choice(key=_LAYOUT, value=False, reason="what it takes is not known")])
+            request = replace(request, config=session.config)
         for line in _without_plan(request):
             say(warning(line, topic="plan"))
         return RunPlan(session=session, request=request, plan=None)
