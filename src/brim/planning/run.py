@@ -60,8 +60,7 @@ def _bounded_by_memory(request: PlanRequest, *, replan: bool, say: Say) -> Plann
         found, bound = request.bounded(fits), fits
 
 
-# To plan packed rows, too, takes some three seconds of tracing, once a model: a tenth of such a run's gain of a tenth
-# would be a second.
+# To trace packed rows, too, takes some three seconds, once a model; a tenth of such a run is a second.
 _LEAST_RUN_S = 10.0
 
 
