@@ -14,10 +14,8 @@ from .ranks import (
     joined as joined,
 )
 from .reduction import (
-    GradientSum as GradientSum,
-    Reduction as Reduction,
-    ShardedSum as ShardedSum,
     Share as Share,
+    gradient_sum as gradient_sum,
     vector_bytes as vector_bytes,
 )
 from .sharding import (

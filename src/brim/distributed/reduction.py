@@ -58,6 +58,13 @@ class GradientSum(Protocol):
         """
 
 
+def gradient_sum(ranks: Ranks, parameters: Sequence[nn.Parameter], *, is_sharded: bool) -> GradientSum | None:
+    """Return what adds the gradients of several processes up; None for a lone one."""
+    if not ranks.are_several:
+        return None
+    return ShardedSum(ranks, parameters) if is_sharded else Reduction(ranks, parameters)
+
+
 def vector_bytes(ranks: int, *, num_parameters: int) -> int:
     """Return the bytes of the numbers that travel with the gradients, one of them for each weight."""
     return torch.float64.itemsize * (1 + ranks * len(_FIELDS) + num_parameters)

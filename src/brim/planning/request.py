@@ -18,13 +18,13 @@ from brim.config import EFFECTIVE, Choice, ways_given, with_effective_rows
 from brim.config.schema import Config, FinetuneTrainer
 from brim.config.text import dotted
 from brim.data.tokens import TokenRows, rows_of_step
-from brim.distributed import sharding_obstacles, vector_bytes
+from brim.distributed import sharding_obstacles
 from brim.errors import ConfigError
 from brim.infer.engines import MemoryRoom, StaticEngine, generation_settings
 from brim.memory import ConfigWorkload, tracing
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.cuda import CudaTarget
-from brim.memory.devices import Budget, Device, budget_of, device_at_hand, enforce, link_between
+from brim.memory.devices import Budget, Device, budget_of, device_at_hand, enforce
 from brim.memory.fsdp import Sharding
 from brim.models import read_architecture
 from brim.models.folders import ModelFolder
@@ -33,7 +33,7 @@ from brim.notes import Say
 from brim.planning.candidates import Task
 from brim.planning.costs import Calibrations, Correction, TracedWorkload, Traces, versions
 from brim.planning.phases import faults, larger_than_an_epoch, last_step, phase_costs, steps_between, stretches_of
-from brim.planning.plan import PhasePlan, TrainingPlan, Way, Wire
+from brim.planning.plan import PhasePlan, TrainingPlan, Way
 from brim.session import Session, Shortfall
 from brim.storage import cache_folder, source_digest
 from brim.train import LearningRate, RunLength
@@ -60,12 +60,6 @@ STRATEGY_KEY = "backend.trainer.strategy"
 
 
 LAYOUT_KEY = "trainer.packing"
-
-
-def strategy_asked(config: Config) -> str | None:
-    """Return backend.trainer.strategy: auto, ddp or fsdp; None where the configuration has no such key."""
-    asked: str | None = getattr(getattr(config.backend, "trainer", None), "strategy", None)
-    return asked
 
 
 RequestT = TypeVar("RequestT", bound="Request")
@@ -210,7 +204,7 @@ class PlanRequest(Request):
     @staticmethod
     def ranks_asked(config: Config) -> int:
         """Return backend.trainer.num_workers; one where it is open."""
-        return getattr(getattr(config.backend, "trainer", None), "num_workers", None) or 1
+        return config.backend.trainer.num_workers or 1
 
     @property
     def trainer(self) -> FinetuneTrainer:
@@ -234,29 +228,11 @@ class PlanRequest(Request):
     @property
     def sharded(self) -> Sequence[bool]:
         """Return whether the weights may be sharded over the ranks, the preferred answer first."""
-        asked = strategy_asked(self.config)
+        asked = self.config.backend.trainer.strategy
         if self.offloads or (self.ranks > 1 and asked == "fsdp"):
             return (True,)
         is_open = self.ranks > 1 and asked != "ddp" and not any(sharding_obstacles(self.config))
         return (False, True) if is_open else (False,)
-
-    def wire(self, summed_bytes: int, *, is_sharded: bool) -> Wire | None:
-        """Return what ranks send each other; None where there is one process. summed_bytes: see TrainingSteps.
-
-        A ring carries (N - 1) / N of what is gathered or reduced past each rank, and a sum is both.
-        """
-        if self.ranks == 1:
-            return None
-        link, share = link_between(self.device), (self.ranks - 1) / self.ranks
-        vector = vector_bytes(self.ranks, num_parameters=0)
-        return Wire(
-            num_ranks=self.ranks,
-            link=link.name,
-            source=link.source,
-            bytes_per_s=link.bytes_per_s,
-            update_bytes=round(2 * share * (vector + (0 if is_sharded else summed_bytes))),
-            round_bytes=round(share * summed_bytes) if is_sharded else 0,
-        )
 
     @cached_property
     def order(self) -> NDArray[np.int64]:

@@ -17,8 +17,9 @@ import torch
 from brim.batching import Costs
 from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer
+from brim.distributed import vector_bytes
 from brim.memory.allocator import AllocatorSettings
-from brim.memory.devices import Budget, Device, cpu_device, device_speed, link_to_host
+from brim.memory.devices import Budget, Device, cpu_device, device_speed, link_between, link_to_host
 from brim.memory.fsdp import Sharding
 from brim.models.folders import open_adapter
 from brim.notes import Say, status
@@ -31,9 +32,9 @@ from brim.planning.candidates import (
 )
 from brim.planning.costs import Correction, Shape, TrainingSteps, seconds_of
 from brim.planning.helping import helps, too_long_rows
-from brim.planning.plan import Candidate, Host, TrainingPlan, Way, summarize_lengths
+from brim.planning.plan import Candidate, Host, TrainingPlan, Way, Wire, summarize_lengths
 from brim.planning.plan_cache import PlanCache, plan_facts
-from brim.planning.request import STRATEGY_KEY, PlanRequest, strategy_asked
+from brim.planning.request import STRATEGY_KEY, PlanRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,7 @@ def _cache_of(request: PlanRequest, budget: Budget, correction: Correction, *, e
     facts = {**work_facts(request), "every_way": every_way}
     if not request.device.is_cpu:
         facts |= {"allocator": str(AllocatorSettings.from_environment(os.environ))}
+    return PlanCache({**facts, "scale": correction.scale} if every_way else facts, budget)
 
 
 def work_facts(request: PlanRequest) -> dict[str, Any]:
@@ -159,6 +161,25 @@ def _made(
 _MOST_PACKED_ON_A_CPU = 2048
 
 
+def _wire(request: PlanRequest, summed_bytes: int, *, is_sharded: bool) -> Wire | None:
+    """Return what ranks send each other; None where there is one process. summed_bytes: see TrainingSteps.
+
+    A ring carries (N - 1) / N of what is gathered or reduced past each rank, and a sum is both.
+    """
+    if request.ranks == 1:
+        return None
+    link, share = link_between(request.device), (request.ranks - 1) / request.ranks
+    vector = vector_bytes(request.ranks, num_parameters=0)
+    return Wire(
+        num_ranks=request.ranks,
+        link=link.name,
+        source=link.source,
+        bytes_per_s=link.bytes_per_s,
+        update_bytes=round(2 * share * (vector + (0 if is_sharded else summed_bytes))),
+        round_bytes=round(share * summed_bytes) if is_sharded else 0,
+    )
+
+
 def laid_out(request: PlanRequest, costs: Costs) -> Costs:
     """Return the costs of rows in the layout that is asked for."""
     most_tokens = _MOST_PACKED_ON_A_CPU if request.device.is_cpu and not request.task.largest else None
@@ -222,7 +243,7 @@ def traced(
         bound_by=lambda of: time.parts(of).bound_by,
         advice=time.advice,
         traced_at=traced_at,
-        wire=request.wire(basics["summed"], is_sharded=way.is_sharded),
+        wire=_wire(request, basics["summed"], is_sharded=way.is_sharded),
         traces=traces,
         host=host,
     )
@@ -305,7 +326,7 @@ def _choices(request: PlanRequest, plan: TrainingPlan) -> Iterator[Choice]:
         if chosen is not None:
             value, why = chosen.way.gradient_checkpointing, plan.reason
         yield Choice(key="trainer.enable_gradient_checkpointing", value=value, reason=why)
-    if request.ranks > 1 and chosen is not None and strategy_asked(request.config) == "auto":
+    if request.ranks > 1 and chosen is not None and request.config.backend.trainer.strategy == "auto":
         yield Choice(key=STRATEGY_KEY, value="fsdp" if chosen.way.is_sharded else "ddp", reason=plan.strategy_reason)
     has_chunks = any(each.way.chunked_loss for each in plan.candidates)
     if trainer.chunked_loss == "auto" and has_chunks and chosen is not None and not chosen.way.chunked_loss:

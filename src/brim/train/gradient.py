@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from brim.batching import NUM_GROUPS, GradientStep, MicroBatch, NoiseMeasurement, Part, StepOutcome
 from brim.batching.memory import OutOfMemory, attempt, random_states, restore_random_states
 from brim.data.tokens import Batch, TokenRow, collate, pack
-from brim.distributed import GradientSum, Reduction, ShardedSum, Share, claimable, deal, local
+from brim.distributed import Share, claimable, deal, gradient_sum, local
 from brim.models import LLM
 from brim.models.loss import next_token_loss
 from brim.models.packing import PackedRows, passing
@@ -53,7 +53,7 @@ class Gradient:
         self._on_event = on_event
         self.parameters = [p for p in job.llm.model.parameters() if p.requires_grad]
         self.shares: Sequence[Share] = ()  # what each rank did in the last step that was read; none of a lone process
-        self._reduction = gradient_sum(job, self.parameters)
+        self._reduction = gradient_sum(job.ranks, self.parameters, is_sharded=job.sharded is not None)
         self._cut: Sequence[MicroBatch] = ()  # this rank's, where there are several
         self._claims: Claims | None = None  # of this step, where who is free takes the next
         self._dummy: Sequence[TokenRow] = ()  # that the others of a round wait for, where there are no rows left
@@ -299,13 +299,6 @@ def _listed(micro_batches: Sequence[MicroBatch]) -> NDArray[np.int64]:
     """Write the rows of micro-batches behind one another, each with its count in front."""
     parts = [np.concatenate([[batch.num_rows], batch.rows]) for batch in micro_batches]
     return np.concatenate([[len(parts)], *parts]).astype(np.int64)
-
-
-def gradient_sum(job: TrainJob, parameters: Sequence[nn.Parameter]) -> GradientSum | None:
-    """Return what adds the gradients of several processes up; None for a lone one."""
-    if not job.ranks.are_several:
-        return None
-    return Reduction(job.ranks, parameters) if job.sharded is None else ShardedSum(job.ranks, parameters)
 
 
 _DUMMY_TOKENS = 2
