@@ -1,4 +1,4 @@
-from .dealing import claimable as claimable, deal as deal
+from .dealing import Claims as Claims, deal as deal
 from .launch import (
     Place as Place,
     launch_processes as launch_processes,

@@ -12,11 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from heapq import heapreplace
+from typing import TYPE_CHECKING
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from brim.batching import Cutter, MicroBatch
+from brim.distributed.ranks import Ranks
+
+if TYPE_CHECKING:
+    import torch
 
 SLOWER = 1.25  # times as long as foretold: what a rank may take where micro-batches are claimed
 
@@ -77,6 +84,36 @@ def claimed_s(parts: Sequence[MicroBatch], ranks: int, *, slower: float = SLOWER
         now, rank = free[0]
         heapreplace(free, (now + _work(part) * (1.0 if rank else slower), rank))
     return max(free)[0]
+
+
+class Claims:
+    """Take the next of a step's micro-batches when this rank is free; each is taken by one rank.
+
+    lengths: tokens of each row of the effective batch. device: of this rank.
+    """
+
+    def __init__(self, cutter: Cutter, lengths: NDArray[np.integer], ranks: Ranks, device: torch.device) -> None:
+        self.micro_batches = claimable(cutter, lengths, ranks=ranks.size)  # of all ranks
+        self._cutter, self._lengths, self._limit, self._device = cutter, lengths, cutter.limit, device
+        self._next_number = ranks.counter("claims")
+        self._queued: list[torch.cuda.Event] = []
+
+    def __call__(self) -> Sequence[MicroBatch]:
+        """Return a micro-batch, cut as this rank's limit asks since memory ran out; nothing once all are taken."""
+        if self._device.type == "cuda":
+            import torch
+
+            # It has one to do, and one waits: who queued them all would not be free
+            self._queued.append(torch.cuda.current_stream().record_event())
+            if len(self._queued) > 1:
+                self._queued.pop(0).synchronize()
+        number = self._next_number()
+        if number >= len(self.micro_batches):
+            return ()
+        taken = self.micro_batches[number]
+        if self._cutter.limit >= self._limit:
+            return [taken]
+        return [replace(each, rows=taken.rows[each.rows]) for each in self._cutter.cut(self._lengths[taken.rows])]
 
 
 def _by_work(parts: Iterable[MicroBatch]) -> list[MicroBatch]:

@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from brim.batching import NUM_GROUPS, GradientStep, MicroBatch, NoiseMeasurement, Part, StepOutcome
 from brim.batching.memory import OutOfMemory, attempt, random_states, restore_random_states
 from brim.data.tokens import Batch, TokenRow, collate, pack
-from brim.distributed import Share, claimable, deal, gradient_sum, local
+from brim.distributed import Claims, Share, deal, gradient_sum, local
 from brim.models import LLM
 from brim.models.loss import next_token_loss
 from brim.models.packing import PackedRows, passing
@@ -193,9 +193,8 @@ class Gradient:
         ranks, lengths = self._job.ranks, self._job.rows.lengths[indices]
         is_sharded = self._job.sharded is not None
         if self._job.claims and num_groups is None:
-            unclaimed = claimable(self._job.cutter, lengths, ranks=ranks.size)
-            self._digest = zlib.crc32(_listed(unclaimed).tobytes())
-            self._claims = Claims(self._job, unclaimed, lengths)
+            self._claims = Claims(self._job.cutter, lengths, ranks, self._job.llm.device)
+            self._digest = zlib.crc32(_listed(self._claims.micro_batches).tobytes())
             return indices, []
         dealt = deal(self._job.cutter, lengths, ranks=ranks.size, num_groups=num_groups, in_lockstep=is_sharded)
         self._digest = zlib.crc32(np.concatenate([_listed(of_rank) for of_rank in dealt]).tobytes())
@@ -266,33 +265,6 @@ class Gradient:
         if event["event"] == "oom":
             event = {**event, "rows": [int(key) for key in self._job.rows.keys[self._indices[self._last]]]}
         self._on_event(event)
-
-
-class Claims:
-    """Take the next of a step's micro-batches when this rank is free; each is taken by one rank.
-
-    micro_batches: of all ranks, in the order in which they are taken. lengths: of the rows, in tokens.
-    """
-
-    def __init__(self, job: TrainJob, micro_batches: Sequence[MicroBatch], lengths: NDArray[np.integer]) -> None:
-        self._cutter, self._device = job.cutter, job.llm.device
-        self._micro_batches, self._lengths, self._limit = micro_batches, lengths, job.cutter.limit
-        self._next_number = job.ranks.counter("claims")
-        self._queued: list[torch.cuda.Event] = []
-
-    def __call__(self) -> Sequence[MicroBatch]:
-        """Return a micro-batch, cut as this rank's limit asks since memory ran out; nothing once all are taken."""
-        if self._device.type == "cuda":  # it has one to do, and one waits: who queued them all would not be free
-            self._queued.append(torch.cuda.current_stream().record_event())
-            if len(self._queued) > 1:
-                self._queued.pop(0).synchronize()
-        number = self._next_number()
-        if number >= len(self._micro_batches):
-            return ()
-        taken = self._micro_batches[number]
-        if self._cutter.limit >= self._limit:
-            return [taken]
-        return [replace(each, rows=taken.rows[each.rows]) for each in self._cutter.cut(self._lengths[taken.rows])]
 
 
 def _listed(micro_batches: Sequence[MicroBatch]) -> NDArray[np.int64]:
