@@ -14,7 +14,7 @@ from brim.config.text import dump
 from brim.data import Split, check_split
 from brim.data.read import Data, Source, read
 from brim.data.tokens import require_same_tokens
-from brim.distributed import Place, joined
+from brim.distributed import Place, joined, num_processes
 from brim.memory.devices import limit_lifted
 from brim.models import LLM, is_adapted, load_llm
 from brim.notes import OnBatch, Say, status, warning
@@ -110,7 +110,7 @@ class Model:
                     RunFolder(output).check(resume=resume)
             data = dataset_of(self.config, dataset)
             notes, resumed = RunNotes(told), RunFolder(output) if resume else None
-            lone = _lone_note(self.config.backend.trainer.num_workers) if trains and not ranks.place.is_launched else ()
+            lone = ranks.place.lone_notes(self.config.backend.trainer.num_workers) if trains else ()
             opened = self._opened(self.config, is_one_of_several=ranks.are_several)
             session = training.among(ranks, self.config, opened)
             session, source, prepared = training.prepared_for(
@@ -153,6 +153,7 @@ class Model:
         with_texts: bool = False,
         against: str | Path | None = None,
         batch_size: int | None = None,
+        gpus: int | str = 1,
         say: Say | None = show,
     ) -> EvaluateResult:
         """Compute loss, perplexity, token and sequence accuracy of a split, each with its 95% interval.
@@ -163,8 +164,12 @@ class Model:
         and digits alone (rouge-score drops all others): do not use it for other scripts.
         against: "base", or a run's folder, or a configuration: evaluate that model on the same rows, too, and give the
         differences with paired intervals. The two are never in memory together.
-        batch_size: rows at once, for this call; default: `trainer.eval_batch_size`. say: as in `train`.
+        batch_size: rows at once, for this call; default: `trainer.eval_batch_size`. gpus: as in `predict`. say: as in
+        `train`.
         """
+        number = num_processes(str(gpus), None)
+        if number > 1:
+            self._let_go()
         with listening(say, is_short=True) as told:
             session = self._open()
             sizes = _given(batch_size, "eval_batch_size", prediction.size_for_generating(session.config))
@@ -177,11 +182,12 @@ class Model:
             prediction.require_rows(ours.rows, split, source)
             other = None if against is None else self._other(against)
             theirs = None if other is None else other._contender(source, like=ours, split=split)
-            result = ours.evaluated(self._weights(told), split=split, say=told, on_batch=told.advance)
+            how: dict[str, Any] = {"num_members": number, "say": told, "on_batch": told.advance}
+            result = ours.evaluated(lambda: self._weights(told), split=split, **how)
             if other is None or theirs is None:
                 return result
             self._let_go()
-            found = ours.compared(result, theirs, other._weights, say=told, on_batch=told.advance)
+            found = ours.compared(result, theirs, other._weights, **how)
             return replace(result, comparison=found)
 
     @limit_lifted()
@@ -199,6 +205,7 @@ class Model:
         on_error: OnError | None = None,
         on_overlong: OnOverlong | None = None,
         keep_weights: bool = True,
+        gpus: int | str = 1,
         say: Say | None = show,
         on_batch: OnBatch | None = None,
     ) -> PredictResult:
@@ -207,9 +214,9 @@ class Model:
         split: the rows to predict; "full" takes all. batch_size: rows at once, and generation: keys of the
         configuration's `generation`, both for this call. scores: add the log-probability of each response.
         resume: continue what was begun for this output; finished responses are kept. key: the column that identifies a
-        row; default: rows are identified by their order. on_error, on_overlong: what happens to rows that cannot be
-        used, and to prompts that are too long; default: as the configuration says. See docs/predict.md.
-        keep_weights: with False, the weights are given up with the call, so that an adapter is merged without a copy.
+        row; default: its number. on_error, on_overlong: what becomes of rows that cannot be used, and of prompts that
+        are too long. keep_weights: with False, the weights are given up with the call, so that an adapter is merged
+        without a copy. gpus: processes that generate, or "all", one a GPU or sharing the CPU, each with its own model.
         say: as in `train`. on_batch: is called with the number of rows that have been finished since.
         """
         wanted = prediction.Wanted(
@@ -220,9 +227,12 @@ class Model:
             key=key,
             on_error=on_error,
             on_overlong=on_overlong,
+            num_members=num_processes(str(gpus), None),
             is_unnamed=dataset is None,
         )
         wanted.require_place()
+        if wanted.num_members > 1:
+            self._let_go()  # each process has the weights, and this one none
         session = self._open()
         sizes = _given(batch_size, prediction.size_for_generating(session.config))
         session = with_settings(session, generation=generation, trainer=sizes)
@@ -258,10 +268,9 @@ class Model:
         """Return the model's answer to a finished prompt, or to each of several; the template is not applied.
 
         With `chat`, a prompt is a text that the chat template has written: no BOS is added to it.
-        stream: return the answer to the one prompt in pieces, as they are generated; joined, they are the whole answer.
-        An iterator that is closed or dropped frees its memory.
-        say: as in `train`; notes on the model come when it is loaded.
-        generation: keys of the configuration's `generation`, for this call.
+        stream: return the answer to the one prompt in pieces; joined, they are all of it. An iterator that is closed or
+        dropped frees its memory.
+        generation: keys of the configuration's `generation`, for this call. say: as in `train`.
         """
         session = with_settings(self._open(), generation=generation)
         rows = prediction.prompts_of_texts(
@@ -435,14 +444,6 @@ def _both(first: OnBatch, second: OnBatch | None) -> OnBatch:
             second(num_rows)
 
     return call
-
-
-def _lone_note(num_workers: int | None) -> tuple[str, ...]:
-    """Say that this process trains alone, where more were asked for: only a launcher starts others."""
-    if num_workers in (None, 1):
-        return ()
-    told = "one process trains here; `brim train` starts as many, and so does torchrun"
-    return (f"backend.trainer.num_workers: {num_workers} has no effect: {told}",)
 
 
 def _given(value: Any, *keys: str) -> dict[str, Any]:

@@ -37,9 +37,9 @@ OPTIONS = {
     "train": "--dataset --output-directory --resume --gpus --replan --json",
     "verify-resume": "--steps --from-step --dataset --keep --json",
     "compare": "--dataset --seeds --output-directory --resume --markdown --json",
-    "evaluate": "--dataset --split --texts --against --against-base --rows --json",
-    "predict": "--dataset --output --split --resume --scores --key --on-error --on-overlong --plan --device --memory "
-    "--json",
+    "evaluate": "--dataset --split --texts --against --against-base --rows --gpus --json",
+    "predict": "--dataset --output --split --resume --scores --key --on-error --on-overlong --gpus --plan --device "
+    "--memory --json",
     "embed": "--dataset --output --split --layer --pooling --normalize --json",
     "chat": "",
     "export": "--output --merge --dtype --max-divergence --dataset --format --json",

@@ -114,6 +114,11 @@ def test_the_plan_is_a_table_or_json_before_anything_is_loaded(brim, untrained, 
     told = json.loads(brim(*plan, "--json", "trainer.batch_size=3").out)
     assert (told["shapes"][0]["rows"], told["fixed_rows"], told["would_take"]) == (3, 3, 40)
     assert (told["max_new_tokens"], told["engine"]) == (6, "slots")
+    several = json.loads(brim(*plan, "--json", "--gpus", "12", "--device", "t4").out)
+    assert (several["num_members"], several["prompts"]["num_rows"], several["shapes"][0]["rows"]) == (12, 4, 4)
+    one, two = (json.loads(brim(*plan, "--json", "--gpus", number).out)["budget"] for number in ("1", "2"))
+    assert abs(two["limit_bytes"] / one["limit_bytes"] - 0.5) < 0.2  # of this machine's memory, which others use, too
+    assert "--gpus is '0'" in brim(*plan, "--gpus", "0", code=2).err
 
 
 # Figures

@@ -138,7 +138,7 @@ def test_a_signal_s_handler_tells_in_the_midst_of_telling():
     ],
 )
 def test_of_several_processes_the_first_one_tells_or_the_one_that_failed_first(function, says, capfd, tmp_path):
-    assert launch(function.__module__, function.__name__, json.dumps({"name": "é"}), 2, str(tmp_path)) == 0
+    assert launch(function.__module__, function.__name__, json.dumps({"name": "é"}).encode(), 2, str(tmp_path)) == 0
     out, err = capfd.readouterr()
     told = [json.loads(line) for line in out.splitlines() if "ready" not in line]
     if isinstance(says[0], str):

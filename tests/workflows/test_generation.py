@@ -29,8 +29,8 @@ from brim.planning.costs.time import TELLING_BYTES
 from brim.planning.generation import generation_request, plan_job
 from brim.session import open_session, say_nothing
 from brim.workflows.prediction import launch as engine_choice
+from brim.workflows.prediction.generation import Generation
 from brim.workflows.prediction.launch import planned_engine, proven, vllm_engine, with_engine
-from brim.workflows.prediction.run import Generation
 from brim.workflows.prediction.scoring import batches_of
 from brim.workflows.runs import settings_of
 
@@ -164,7 +164,7 @@ def test_with_less_memory_fewer_prompts_with_their_beams_run_together(tiny_base,
 
 def test_a_peak_above_the_budget_is_said(zero_shot, monkeypatch, tmp_path):
     meter = SimpleNamespace(begin=lambda: None, peak_bytes=lambda: 2**60)
-    monkeypatch.setattr("brim.workflows.prediction.run.peak_meter", lambda device: meter)
+    monkeypatch.setattr("brim.workflows.prediction.generation.peak_meter", lambda device: meter)
     said = []
     brim.Model(zero_shot).predict({"question": ["add 1 ="]}, output=tmp_path / "p.jsonl", say=said.append)
     assert [line for line in said if line.startswith("memory: the peak was 1048576.0 TiB, more than ")]

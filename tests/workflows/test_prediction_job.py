@@ -299,7 +299,7 @@ def test_scores_are_log_probabilities_under_the_model(model, sums, tmp_path):
 
 
 def test_scores_that_were_broken_off_are_the_same_file(model, sums_file, tmp_path, monkeypatch):
-    from brim.workflows.prediction import run as generating
+    from brim.workflows.prediction import generation as generating
 
     monkeypatch.setattr(generating, "score_batches", lambda lengths: iter(pa.array(range(40)).to_numpy().reshape(8, 5)))
     path, whole = tmp_path / "p.csv", tmp_path / "whole.csv"

@@ -10,23 +10,21 @@ import math
 import os
 import shutil
 import sys
-import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from faults.several import together
 from hypothesis import given, strategies as st
 from safetensors.torch import save_file
 from tests.gallery import usual
+from tests.workflows import children
 
 import brim
 from brim.cli import main
 from brim.errors import InputError
 from brim.train import RunFolder
-from brim.workflows.runs import Ended, TrainOrder
-from brim.workflows.runs.child import _error_of, _heard, messages, serve
+from brim.workflows.runs import TrainOrder, child
 from brim.workflows.verify_resume import segment
 from brim.workflows.verify_resume.comparison import Made, Promise, compared, promise_of, records_of, tensor_difference
 from brim.workflows.verify_resume.run import Reach, Start, Trial, choose_start
@@ -263,39 +261,7 @@ def whole(tiny_base, rows, tmp_path_factory):
 @pytest.fixture
 def forked(monkeypatch):
     """Processes are forked from this one, which has the libraries. What a test changes holds in them, too."""
-
-    def start(function, order, *, on_message, log, num_processes):
-        reading, writing = os.pipe()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: other threads, which do nothing here
-            child = os.fork()
-        if child == 0:
-            os.close(reading)
-            os.dup2(writing, 1)
-            sys.stdout = sys.stderr = log.open("w", buffering=1)
-            os.dup2(sys.stderr.fileno(), 2)
-            code = 1
-            try:
-                stream = messages()
-                if num_processes == 1:
-                    code = serve(function, json.dumps(order), stream)
-                else:
-                    together(
-                        num_processes,
-                        lambda rank: serve(function, json.dumps(order), stream),
-                        folder=log.with_suffix(""),
-                    )
-                    code = 0
-            finally:
-                os._exit(code)
-        os.close(writing)
-        with os.fdopen(reading) as lines:
-            told = _heard(SimpleNamespace(stdout=lines), on_message)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        error = _error_of(told["failed"]) if "failed" in told else None
-        return Ended(code=code, is_done="done" in told, result=told.get("done"), error=error)
-
-    monkeypatch.setattr(segment, "run_child", start)
+    monkeypatch.setattr(child, "_process", children.forked)
 
 
 @pytest.fixture

@@ -139,6 +139,12 @@ _Plan = Annotated[
 ]
 
 
+_Gpus = Annotated[
+    str | None,
+    typer.Option("--gpus", metavar="N|all", help="Use so many GPUs, a process each; without a GPU, so many processes."),
+]
+
+
 def predict(
     config_or_run: ConfigOrRun,
     output: _Output = None,
@@ -150,6 +156,7 @@ def predict(
     key: _Key = None,
     on_error: _OnError = None,
     on_overlong: _OnOverlong = None,
+    gpus: _Gpus = None,
     plan: _Plan = False,
     device: _Device = None,
     memory: _Memory = None,
@@ -160,6 +167,7 @@ def predict(
     _check_flags(output, plan=plan, device=device, memory=memory)
     model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
     from brim.data import check_split
+    from brim.distributed import num_processes
     from brim.report import Screen
     from brim.workflows.prediction import Wanted, check_policies, plan_prediction
 
@@ -168,7 +176,8 @@ def predict(
     if plan:
         memory_bytes = device_memory(memory)
         check_device(device, memory_bytes)
-        wanted = Wanted(output=None, is_unnamed=dataset is None, **how)
+        members = num_processes(gpus, None, is_here=device is None and memory_bytes is None)
+        wanted = Wanted(output=None, num_members=members, is_unnamed=dataset is None, **how)
         with Screen(is_short=not (verbose or as_json), hint="--verbose") as screen:
             made = plan_prediction(
                 model.config, dataset, wanted, device=device, memory_bytes=memory_bytes, notes=model.notes, say=screen
@@ -176,7 +185,9 @@ def predict(
             print_plan(made, screen, title=Path(model.config.base_model).name, verbose=verbose, as_json=as_json)
         return
     with Screen(is_short=not verbose, hint="--verbose") as screen, resumable():
-        result = model.predict(dataset, output=output, resume=resume, keep_weights=False, say=screen, **how)
+        result = model.predict(
+            dataset, output=output, resume=resume, keep_weights=False, gpus=gpus or 1, say=screen, **how
+        )
     if as_json:
         print(json.dumps(_as_json(result)))
     else:
@@ -271,6 +282,7 @@ def evaluate(
         str | None,
         typer.Option("--rows", metavar="FILE", help="Also write the figures of each row: parquet, jsonl or csv."),
     ] = None,
+    gpus: _Gpus = None,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -284,7 +296,8 @@ def evaluate(
     if rows is not None:
         check_output(Path(rows))
     with Screen(is_short=not verbose, hint="--verbose") as screen:
-        result = model.evaluate(dataset, split=check_split(split), with_texts=texts, against=other, say=screen)
+        how: dict[str, Any] = {"with_texts": texts, "against": other, "gpus": gpus or 1, "say": screen}
+        result = model.evaluate(dataset, split=check_split(split), **how)
     if rows is not None:
         write_predictions(result.rows, Path(rows))
     if as_json:

@@ -155,7 +155,6 @@ def train(
         from brim.model import Model
         from brim.train import RunFolder
         from brim.train.checkpoints import CheckpointStore
-        from brim.workflows.runs import steps_in_words
 
         model = Model(file, overrides=overrides or [])
         if config.is_dir():
@@ -175,7 +174,7 @@ def train(
         named = shlex.quote(str(folder))
         next_command = f"brim evaluate {named}{'' if 'test' in result.metrics else ' --dataset FILE'} --against-base"
         lines = [
-            ("done", steps_in_words(result)),
+            ("done", result.steps_in_words),
             *lines,
             ("run", str(folder)),
             ("model", str(folder / "model")),

@@ -70,6 +70,13 @@ class Place:
         """Return whether this process writes the run's files and its screen."""
         return self.rank == 0
 
+    def lone_notes(self, num_workers: int | None) -> tuple[str, ...]:
+        """Say that this process trains alone, where more were asked for: only a launcher starts others."""
+        if self.is_launched or num_workers in (None, 1):
+            return ()
+        told = "one process trains here; `brim train` starts as many, and so does torchrun"
+        return (f"backend.trainer.num_workers: {num_workers} has no effect: {told}",)
+
     @classmethod
     def of_environment(cls) -> Place:
         """Return the place that a launcher set; alone where there is no WORLD_SIZE.
@@ -109,10 +116,11 @@ def _number(name: str, *, least: int = 0, most: int | None = None) -> int:
     )
 
 
-def num_processes(gpus: str | None, num_workers: int | None) -> int:
+def num_processes(gpus: str | None, num_workers: int | None, *, is_here: bool = True) -> int:
     """Return how many processes to start on this machine, one a GPU; without GPUs, as many as were asked for.
 
-    gpus: of the command line: a number or "all"; it wins over num_workers, the configuration's.
+    gpus: of the command line: a number or "all"; it wins over num_workers, the configuration's. is_here: else a number
+    is of another machine, and is not compared with what is there.
     Raises InputError where there are fewer GPUs; for "all" where there is none; and there, where far more are asked for
     than cores would do any good.
     """
@@ -120,13 +128,13 @@ def num_processes(gpus: str | None, num_workers: int | None) -> int:
     if asked == 0:
         expected = "a whole number of at least 1, or all"
         raise InputError(what=f"--gpus is {gpus!r}", where="command line", expected=expected)
-    if asked == 1:
-        return 1
+    if asked == 1 or (asked is not None and not is_here):
+        return asked
     import torch
 
     there = torch.cuda.device_count()
     if asked is None and not there:
-        what, fix = "PyTorch finds no GPU", "say how many processes are to train on the CPU, such as --gpus 2"
+        what, fix = "PyTorch finds no GPU", "say how many processes are to share the CPU, such as --gpus 2"
         raise InputError(what=what, where="--gpus all", fix=fix)
     where = "backend.trainer.num_workers" if gpus is None else "--gpus"
     if asked is not None and 0 < there < asked:

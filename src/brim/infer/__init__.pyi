@@ -15,4 +15,5 @@ from .journal import (
     score_bytes as score_bytes,
     score_of as score_of,
 )
+from .leases import Leases as Leases, Members as Members, Team as Team, Work as Work
 from .stream import GrowingText as GrowingText, KeptCache as KeptCache, stream_tokens as stream_tokens

@@ -58,10 +58,12 @@ def generation_request(
     fixed_rows: int | None = None,
     asked: Asked | None = None,
     is_at_hand: bool = True,
+    num_members: int = 1,
 ) -> GenerationRequest:
     """Return the request of a job that is about to start here, or, with `asked`, of one on the device that it names.
 
     lengths: tokens of the prompts. beside_bytes: held beside the model. fixed_rows: None: as the trainer says.
+    num_members: processes among which the prompts are dealt by length; the request is of the first one's.
     Raises ConfigError where brim's own engine is asked for and cannot do it.
     """
     if asked is None:
@@ -73,12 +75,13 @@ def generation_request(
     request = GenerationRequest(
         **where,
         config=session.config,
-        lengths=-np.sort(-np.asarray(lengths, dtype=np.int64)),
+        lengths=-np.sort(-np.asarray(lengths, dtype=np.int64))[::num_members],
         fixed_rows=rows_by_hand(session.config) if fixed_rows is None else fixed_rows,
         held_bytes=0 if llm is None else llm.held_bytes + beside_bytes,
         beside_bytes=beside_bytes,
         engine=engine,
         engine_reason=reason,
+        num_members=num_members,
     )
     return request.settled() if request.is_slots else request
 
@@ -307,6 +310,7 @@ def _plan(request: GenerationRequest, **found: Any) -> GenerationPlan:
         fixed_rows=request.fixed_rows,
         engine=request.engine,
         engine_reason=request.engine_reason,
+        num_members=request.num_members,
         **found,
     )
 

@@ -67,6 +67,7 @@ class GenerationPlan:
     seconds: float | None  # estimated for the passes alone, if every response is as long as it may be
     engine: str
     engine_reason: str
+    num_members: int = 1  # processes that generate at once; the plan is of one of them
     proof: str = ""  # what was tried of it
     would_take: int | None = None  # rows, if their number were not given
     would_take_reason: str = ""

@@ -398,6 +398,7 @@ class GenerationRequest(Request):
     engine: str = "slots"
     engine_reason: str = ""
     beside_bytes: int = 0  # of held_bytes, what no pass reads: weights that are put back afterwards
+    num_members: int = 1  # processes that generate, of which this one has these prompts
 
     @property
     def max_new_tokens(self) -> int:

@@ -51,6 +51,9 @@ def _generation_lines(plan: GenerationPlan) -> Iterator[str]:
     yield planned("batch", f"{rows}; engine {words['engine']}", short=rows)
     known = [format_bytes(each) for each in (plan.total_bytes, plan.budget.limit_bytes) if each is not None]
     yield planned("memory", words["peak"], short=" of ".join(known))
+    if plan.num_members > 1:
+        share = format_count(plan.prompts.num_rows, "prompt")
+        yield planned("ranks", f"{plan.num_members} processes; memory, time and up to {share} are of each")
     if plan.seconds is not None:
         yield planned(
             "time", words["time"], short=f"about {format_seconds(plan.seconds)} (estimated) if no response ends early"

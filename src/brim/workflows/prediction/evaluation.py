@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,6 +40,7 @@ from brim.session import Session, with_labels
 from brim.train import RunFolder
 from brim.units import format_count
 from brim.workflows.prediction.launch import planned_engine
+from brim.workflows.prediction.members import Several
 from brim.workflows.prediction.merged import adapter_merged
 from brim.workflows.prediction.prompts import continuable
 from brim.workflows.prediction.scoring import Load, batches_for, scored
@@ -118,17 +120,26 @@ class Contender:
         asked = None if self.asked is None else self.asked.take(positions)
         return replace(self, rows=self.rows.take(positions), asked=asked)
 
-    def evaluated(self, llm: LLM, *, split: str, say: Say, on_batch: OnBatch) -> EvaluateResult:
-        """Return the model's figures on its rows. on_batch: is called with the number of rows done since."""
-        result = evaluate(llm, self.session, self.rows, split=split, asked=self.asked, say=say, on_batch=on_batch)
+    def evaluated(self, load: Load, *, num_members: int = 1, split: str, say: Say, on_batch: OnBatch) -> EvaluateResult:
+        """Return the model's figures on its rows. load: loads its weights; num_members: processes that do, if several.
+
+        on_batch: is called with the number of rows done since.
+        """
+        with ExitStack() as stack:
+            model: LLM | Several
+            if num_members == 1:
+                model = load()
+            else:
+                model = stack.enter_context(Several(self.session, num_members, is_spent=True, say=say))
+            result = evaluate(model, self.session, self.rows, split=split, asked=self.asked, say=say, on_batch=on_batch)
         return replace(result, num_left_out=self.ledger.num_left_out())
 
     def compared(
-        self, ours: EvaluateResult, second: Contender, load: Load, *, say: Say, on_batch: OnBatch
+        self, ours: EvaluateResult, second: Contender, load: Load, *, num_members: int, say: Say, on_batch: OnBatch
     ) -> Comparison:
         """Evaluate the second model on the rows that both can take, and compare.
 
-        ours: of this contender, whose weights are not in memory any more. load: loads the second's.
+        ours: of this contender, whose weights are not in memory any more. load, num_members: see `evaluated`.
         Raises DataError where there is no such row.
         """
         keys = np.intersect1d(self.rows.keys, second.rows.keys)
@@ -149,7 +160,8 @@ class Contender:
                 line = Note(f"{other.name}: {line}", kind=kind, topic=topic_of(line))
             say(line)
 
-        theirs = other.evaluated(load(), split=ours.split, say=say_of_other, on_batch=on_batch)
+        how: dict[str, Any] = {"num_members": num_members, "split": ours.split, "on_batch": on_batch}
+        theirs = other.evaluated(load, **how, say=say_of_other)
         our_measures, their_measures = _measures_on(ours, mine, keys), dict(theirs.measures)
         if not _same_targets(mine.rows, other.rows):
             num_bytes = _answer_bytes(mine)
@@ -256,22 +268,35 @@ def evaluate_splits(
 
 @no_library_warnings()
 def evaluate(
-    llm: LLM, session: Session, rows: TokenRows, *, split: str, asked: Asked | None, say: Say, on_batch: OnBatch
+    model: LLM | Several,
+    session: Session,
+    rows: TokenRows,
+    *,
+    split: str,
+    asked: Asked | None,
+    say: Say,
+    on_batch: OnBatch,
 ) -> EvaluateResult:
     """Compute loss, perplexity and accuracies of rows with answers.
 
-    asked: where given, the model's own texts are compared with the data's: for BLEU, ROUGE and exact match, or, of a
-    category, for accuracy and F1 of its labels. on_batch: is called with the number of rows done since, first of those
-    that are scored, then of the texts.
+    model: this process's, or several processes that have one. asked: where given, the model's own texts are compared
+    with the data's: for BLEU, ROUGE and exact match, or, of a category, for accuracy and F1 of its labels. on_batch: is
+    called with the number of rows done since, first of those that are scored, then of the texts.
     """
-    say(model_note(session.config, llm, trains=False))
-    batches = batches_for(session, [rows], llm=llm, say=say)
-    say(status("evaluating", is_planned=True))
-    scores = scored(llm, session, rows, batches, on_batch=on_batch)
+    if isinstance(model, Several):
+        scores = model.evaluate(rows, on_batch=on_batch)
+    else:
+        say(model_note(session.config, model, trains=False))
+        batches = batches_for(session, [rows], llm=model, say=say)
+        say(status("evaluating", is_planned=True))
+        scores = scored(model, session, rows, batches, on_batch=on_batch)
     figures, measures = scores.summary(), scores.measures()
     frame = pd.DataFrame(asdict(scores)).rename(columns={"keys": "row"})
     if asked is not None:
-        texts = responses_to(llm, session, asked.prompts, say=say, on_batch=on_batch)
+        if isinstance(model, Several):
+            texts = respond(model, session, asked.prompts, on_batch=on_batch)
+        else:
+            texts = responses_to(model, session, asked.prompts, say=say, on_batch=on_batch)
         reader = label_reader(session.config)
         if reader is not None:
             counts = LabelCounts()

@@ -50,14 +50,16 @@ from brim.workflows.runs import settings_of
 
 
 def planned_engine(
-    llm: LLM, session: Session, prompts: TokenRows, *, beside_bytes: int = 0, say: Say
+    llm: LLM, session: Session, prompts: TokenRows, *, beside_bytes: int = 0, num_members: int = 1, say: Say
 ) -> tuple[Engine, GenerationPlan]:
     """Return what responds to at least one prompt, and the plan that it goes by, which is noted.
 
-    beside_bytes: held beside the model. Raises InputError where the longest prompt is predicted not to fit even alone.
+    beside_bytes: held beside the model. num_members: processes that respond to these prompts, of which this is one.
+    Raises InputError where the longest prompt is predicted not to fit even alone.
     """
     say(status("planning"))
-    request = generation_request(session, prompts.lengths, llm=llm, beside_bytes=beside_bytes)
+    how: dict[str, Any] = {"beside_bytes": beside_bytes, "num_members": num_members}
+    request = generation_request(session, prompts.lengths, llm=llm, **how)
     plan = plan_job(request, say=say)
     require_fits(plan)
     request.keep_to(plan.budget)

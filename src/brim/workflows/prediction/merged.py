@@ -54,10 +54,13 @@ class Merged:
 
 
 @contextmanager
-def adapter_merged(llm: LLM, session: Session, prompts: TokenRows, *, is_spent: bool, say: Say) -> Iterator[Merged]:
+def adapter_merged(
+    llm: LLM, session: Session, prompts: TokenRows, *, is_spent: bool, compared: TokenRows | None = None, say: Say
+) -> Iterator[Merged]:
     """Merge the model's adapter for as long as the context lasts, or not; a note says which and why.
 
-    is_spent: nothing will be computed with the weights afterwards; they are left merged.
+    is_spent: nothing will be computed with the weights afterwards; they are left merged. compared: rows of which the
+    first are compared; default: the prompts.
     Raises InputError where `generation.merge_adapter` is true and it cannot be done, and OutOfMemoryError where memory
     runs out over it and the weights are overwritten already.
     """
@@ -68,8 +71,8 @@ def adapter_merged(llm: LLM, session: Session, prompts: TokenRows, *, is_spent: 
     llm.model.eval()  # while PEFT's layers are in it, too
     merge = PassingMerge(cast(Any, llm.model))
     request = partial(generation_request, lengths=prompts.lengths, llm=llm)
-    compared = partial(_compared, merge, llm, session, prompts)
-    choice = _choice(merge, session, prompts, request, is_spent=is_spent, compared=compared)
+    tried = partial(_compared, merge, llm, session, prompts if compared is None else compared)
+    choice = _choice(merge, session, prompts, request, is_spent=is_spent, compared=tried)
     kept_bytes = 0 if is_spent else merge.kept_bytes
     with ExitStack() as stack:
         if choice.value:
@@ -84,14 +87,16 @@ def adapter_merged(llm: LLM, session: Session, prompts: TokenRows, *, is_spent: 
 
 
 def request_as_merged(
-    asked: Asked, session: Session, prompts: TokenRows, *, is_spent: bool, is_at_hand: bool, say: Say
+    asked: Asked, session: Session, prompts: TokenRows, *, num_members: int, is_spent: bool, is_at_hand: bool, say: Say
 ) -> GenerationRequest:
     """Return the request of a job before it has weights, with the adapter merged where the job would merge it.
 
     How far predictions move then is not known, and counts as little. Other arguments and errors as in `adapter_merged`
     and `generation_request`.
     """
-    request = partial(generation_request, lengths=prompts.lengths, asked=asked, is_at_hand=is_at_hand)
+    request = partial(
+        generation_request, lengths=prompts.lengths, asked=asked, is_at_hand=is_at_hand, num_members=num_members
+    )
     config = session.config
     if config.adapter is None or config.generation.merge_adapter is False or config.generation.engine == "vllm":
         return request(session)

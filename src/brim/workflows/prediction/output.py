@@ -390,6 +390,7 @@ class Wanted:
     key: str | None = None  # the column by which rows are identified; None: by their numbers
     on_error: OnError | None = None  # None: as the configuration says
     on_overlong: OnOverlong | None = None
+    num_members: int = 1  # processes that generate
     is_unnamed: bool = False  # the data set is the configuration's, since none was named
 
     def require_place(self) -> None:

@@ -7,39 +7,39 @@ a data set would be predicted, before anything is loaded (`brim predict --plan`)
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
-from brim.batching.memory import peak_meter
 from brim.config.schema import Config
 from brim.data import prompts_of
 from brim.data.chat import settled_day
-from brim.data.read import Data, Ledger, Source, read
+from brim.data.read import Data, Entry, Ledger, RowFaults, Source, read
 from brim.data.tokens import TokenRows, load_encoder
-from brim.errors import ConfigError, DataError, OutputError, Problem, WriteError
-from brim.infer import DoneRows, HeldRecords, Records, prompt_hash, score_bytes, score_of
-from brim.infer.engines import Engine, Finished, Response, SlotsEngine
-from brim.infer.metrics import BATCH_TOKENS, label_reader, rows_to_score, score_batches
+from brim.errors import BrimError, ConfigError, DataError, OutputError, Problem, WriteError
+from brim.infer import DoneRows, HeldRecords, Records, prompt_hash, score_of
+from brim.infer.engines import Finished, Response
+from brim.infer.metrics import label_reader
 from brim.memory import Asked, ask
-from brim.memory.devices import Budget
 from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import OnBatch, Say, planned, status
 from brim.planning import GenerationPlan, plan_job, rows_by_hand
 from brim.session import Session, say_nothing, with_labels
 from brim.storage import writing
 from brim.train import interruption
-from brim.units import format_bytes, format_count
+from brim.units import format_count
 from brim.workflows.prediction.evaluation import responses_to
+from brim.workflows.prediction.generation import Generation, score_missing
 from brim.workflows.prediction.job import Job, as_begun, fingerprint, open_job
-from brim.workflows.prediction.launch import engine_by_hand, planned_engine, vllm_engine, with_engine
-from brim.workflows.prediction.merged import adapter_merged, request_as_merged
+from brim.workflows.prediction.launch import engine_by_hand, with_engine
+from brim.workflows.prediction.members import Several
+from brim.workflows.prediction.merged import request_as_merged
 from brim.workflows.prediction.output import (
     Counts,
     Predictions,
@@ -54,7 +54,7 @@ from brim.workflows.prediction.output import (
     write_summary,
 )
 from brim.workflows.prediction.prompts import Keep, Keys, continuable, own_data, require_rows, row_keys, with_policies
-from brim.workflows.prediction.scoring import Load, batches_for, scored
+from brim.workflows.prediction.scoring import Load
 from brim.workflows.runs import PredictResult
 
 
@@ -79,6 +79,8 @@ def plan_prediction(
     if device is None and memory_bytes is None and not torch.cuda.is_available():
         device = "cpu"
     asked = ask(config, phase="generate", device=device, memory_bytes=memory_bytes)
+    if asked.device.is_cpu:  # which processes share; a GPU each has for itself
+        asked = replace(asked, device=asked.device.among(wanted.num_members))
     data = dataset if dataset is not None else config.dataset
     if data is None:
         raise ConfigError(
@@ -96,7 +98,8 @@ def plan_prediction(
     if not len(prompts):
         raise DataError(what="there is no prompt to plan for", where=source.name, fix="name another data set")
     is_spent = not wanted.scores
-    request = request_as_merged(asked, session, prompts, is_spent=is_spent, is_at_hand=is_at_hand, say=say)
+    how: dict[str, Any] = {"num_members": wanted.num_members, "is_spent": is_spent, "is_at_hand": is_at_hand}
+    request = request_as_merged(asked, session, prompts, **how, say=say)
     return plan_job(request, say=say)
 
 
@@ -185,6 +188,7 @@ class _Work:
     ) -> None:
         self._session, self._wanted, self._asked, self._job = session, wanted, asked, job
         self._is_spent = is_spent and not wanted.scores  # which are of the weights as they were
+        self._records = responses, scores
         self.responses = DoneRows(responses, keys=asked.keys, prompts=asked.hashes)
         self._scores = DoneRows(scores, keys=asked.keys, prompts=asked.hashes)
         self._sittings: list[dict[str, Any]] = []  # of this process alone, without a job
@@ -225,13 +229,23 @@ class _Work:
 
     def generate(self, weights: Load, *, say: Say, on_batch: OnBatch) -> float:
         """Respond to the rows that are not done, and score them if asked to. Return the seconds of generating."""
-        seconds = 0.0
+        wanted, seconds = self._wanted, 0.0
         if self.responses.num_done:
             on_batch(self.responses.num_done)
-        if len(self.responses.to_do()):
-            seconds = self._generate(weights, say, on_batch)
-        if self._wanted.scores and len(self._scores.to_do()):
-            score_missing(weights(), self._session, self._asked.prompts, self.responses, self._scores, say=say)
+        with ExitStack() as stack:
+            several = None
+            if wanted.num_members > 1:
+                is_spent = not wanted.scores
+                several = Several(self._session, wanted.num_members, is_spent=is_spent, say=say)
+                stack.enter_context(several)
+            if len(self.responses.to_do()):
+                seconds = self._generate(weights, several, say, on_batch)
+            if not wanted.scores or not len(self._scores.to_do()):
+                return seconds
+            if several is None:
+                score_missing(weights(), self._session, self._asked.prompts, self.responses, self._scores, say=say)
+            else:
+                several.score(self._asked.prompts, self.responses, self._scores)
         return seconds
 
     def finish(self, seconds: float, *, say: Say) -> PredictResult:
@@ -269,22 +283,72 @@ class _Work:
             read_predictions=(lambda: frame) if job is None else lru_cache(maxsize=1)(self._frame_of_job),
         )
 
-    def _generate(self, weights: Load, say: Say, on_batch: OnBatch) -> float:
+    def _generate(self, weights: Load, several: Several | None, say: Say, on_batch: OnBatch) -> float:
         asked, config = self._asked, self._session.config
         is_sampled_by_key = self._wanted.key is not None and config.generation.do_sample
         prompts = asked.prompts.with_keys(asked.keys >> np.uint64(1)) if is_sampled_by_key else asked.prompts
-        to_do = prompts.take(self.responses.to_do())
-        with Generation(weights, self._session, to_do, is_spent=self._is_spent, say=say) as generation:
-            self._note("begins", about=generation.about, num_input_rows=len(asked.keys))
+        places = self.responses.to_do()
+        to_do, lost = prompts.take(places), dict[int, Problem]()
+
+        def keep(finished: Sequence[Finished]) -> None:
+            positions = [int(places[each.position]) for each in finished]
+            self.responses.add(positions, [each.response.to_bytes() for each in finished])
+            on_batch(len(finished))
+
+        def lose(position: int, error: BrimError) -> None:
+            place = int(places[position])
+            what = f"two processes ended while they generated its response, the last so: {error.problems[0].what}"
+            lost[place] = Problem(what=what, fix="leave it out with --on-error skip")
+            self._entries(lost)  # which may refuse
+
+        with ExitStack() as stack:
+            if several is None:
+                generation = stack.enter_context(
+                    Generation(weights, self._session, to_do, is_spent=self._is_spent, say=say)
+                )
+                measures = self._job is not None
+                run: Callable[[], float] = partial(generation.run, to_do, on_finished=keep, measures=measures)
+                about = generation.about
+            else:
+                several.ready(to_do, on_finished=keep, on_lost=lose)
+                run, about = several.generate, several.about
+            self._note("begins", about=about, num_input_rows=len(asked.keys))
             started = time.perf_counter()
             try:
-                seconds = generation.run(prompts, self.responses, measures=self._job is not None, on_batch=on_batch)
+                seconds = run()
             except BaseException:
                 with suppress(WriteError):  # the disk may be what is full
                     self._note("ends", seconds=time.perf_counter() - started)
                 raise
-            self._note("ends", seconds=seconds, about=generation.about)
+            self._note("ends", seconds=seconds, about=about)
+        if lost:
+            self._leave_out(lost, say)
         return seconds
+
+    def _entries(self, lost: Mapping[int, Problem]) -> list[Entry]:
+        """Return what the ledger says of rows that are left out, by position. Raises DataError as --on-error says."""
+        asked, split = self._asked, self._wanted.split
+        keys = asked.prompts.keys
+        problems = {int(keys[position]): problem for position, problem in lost.items()}
+        faults = RowFaults(locate=asked.source.locate, problems=problems)
+        policy = self._session.config.preprocessing.on_bad_row
+        return faults.settle(policy, num_rows=len(keys), name=asked.source.name, split_of=lambda key: split)
+
+    def _leave_out(self, lost: Mapping[int, Problem], say: Say) -> None:
+        asked, entries = self._asked, self._entries(lost)
+        kept = np.delete(np.arange(len(asked.keys)), list(lost))
+        for line in Ledger(num_rows=asked.ledger.num_rows, entries=entries).summary():
+            say(line)
+        self._asked = replace(
+            asked,
+            prompts=asked.prompts.take(kept),
+            keys=asked.keys[kept],
+            hashes=asked.hashes[kept],
+            ledger=asked.ledger.with_more(entries),
+        )
+        self.responses, self._scores = (
+            DoneRows(records, keys=self._asked.keys, prompts=self._asked.hashes) for records in self._records
+        )
 
     def _note(self, event: str, **more: Any) -> None:
         if self._job is None:
@@ -347,75 +411,6 @@ _COLUMNS = ("response", "predictions")  # of an answer: its text and, of a categ
 _A_FEW = 8  # prompts
 
 
-class Generation:
-    """Respond with an engine, within a context that merges the adapter where that pays.
-
-    `about`: facts on it for the job, with more of them once it has run.
-    """
-
-    def __init__(self, weights: Load, session: Session, prompts: TokenRows, *, is_spent: bool, say: Say) -> None:
-        """Load and plan. weights: loads the model, where the engine does not do that itself. is_spent: see predict."""
-        self._engine: Engine
-        self._budget: Budget | None = None
-        self._say = say
-        self._meter = peak_meter(session.device)
-        self._merged = ExitStack()
-        if session.config.generation.engine == "vllm":
-            self._engine = vllm_engine(session, rows=rows_by_hand(session.config))
-            self.about: dict[str, Any] = {"engine": "vllm", "rows_at_once": rows_by_hand(session.config)}
-            say(status("generating", is_planned=True))
-            return
-        llm = weights()
-        say(model_note(session.config, llm, trains=False))
-        with ExitStack() as stack:
-            merged = stack.enter_context(adapter_merged(llm, session, prompts, is_spent=is_spent, say=say))
-            kept = merged.beside_bytes
-            self._engine, plan = planned_engine(llm, merged.session, prompts, beside_bytes=kept, say=say)
-            self._budget = plan.budget
-            say(status("generating", is_planned=True))
-            self.about = {
-                "engine": self._engine.name,
-                "merge_adapter": merged.is_merged,
-                "rows_at_once": plan.rows_at_most,
-                "predicted_peak_bytes": plan.total_bytes,
-                "plan": plan.as_dict(),
-            }
-            self._merged = stack.pop_all()  # the last: whatever fails before has the weights put back
-
-    def __enter__(self) -> Generation:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._merged.close()
-
-    def run(self, prompts: TokenRows, done: DoneRows, *, measures: bool, on_batch: OnBatch) -> float:
-        """Respond to the rows that are not done, and note each as it ends. Return the seconds.
-
-        measures: note the peak of memory, too, for which garbage is collected first, which takes 0.2 s.
-        on_batch: is called with the number of rows done since.
-        """
-        to_do = done.to_do()
-
-        def keep(finished: Sequence[Finished]) -> None:
-            positions = [int(to_do[each.position]) for each in finished]
-            done.add(positions, [each.response.to_bytes() for each in finished])
-            on_batch(len(finished))
-
-        if measures:
-            self._meter.begin()
-        started = time.perf_counter()
-        self._engine.run(prompts.take(to_do), on_finished=keep)
-        seconds = time.perf_counter() - started
-        self.about["measured_peak_bytes"] = peak_bytes = self._meter.peak_bytes() if measures else None
-        if self._budget is not None and peak_bytes is not None and peak_bytes > self._budget.limit_bytes:
-            limit = f"{format_bytes(self._budget.limit_bytes)} ({self._budget.limit_reason})"
-            self._say(f"memory: the peak was {format_bytes(peak_bytes)}, more than {limit}")
-        if isinstance(self._engine, SlotsEngine):
-            passes = self._engine.statistics
-            self.about["passes"] = asdict(passes) | {"mean_rows": passes.mean_rows}
-        return seconds
-
-
 def answered(llm: LLM, session: Session, prompts: TokenRows, *, say: Say, on_batch: OnBatch) -> list[str]:
     """Return the model's text for each of at least one prompt; a few are answered without a plan, which takes longer.
 
@@ -426,22 +421,3 @@ def answered(llm: LLM, session: Session, prompts: TokenRows, *, say: Say, on_bat
         rows = min(rows_by_hand(session.config) or _A_FEW, len(prompts))
         engine = engine_by_hand(llm, session, rows=rows, on_smaller=lambda smaller: say(str(smaller)))
     return list(responses_to(llm, session, prompts, engine=engine, say=say, on_batch=on_batch)["response"])
-
-
-def score_missing(
-    llm: LLM, session: Session, prompts: TokenRows, responses: DoneRows, scores: DoneRows, *, say: Say
-) -> None:
-    """Score the responses that have no score, in the batches that all of them would be scored in.
-
-    Where memory.budget, or the free memory, does not hold such a batch, it is partitioned as an evaluation's is.
-    """
-    is_missing = np.zeros(len(prompts), dtype=np.bool_)
-    is_missing[scores.to_do()] = True
-    rows = rows_to_score(prompts, lambda position: Response.of_bytes(responses.body(position)))
-    at_once = batches_for(session, [rows], llm=llm, say=say, whole_tokens=BATCH_TOKENS)
-    for positions in score_batches(rows.lengths):
-        if not is_missing[positions].any():
-            continue
-        found = scored(llm, session, rows.take(positions), at_once)
-        new = is_missing[positions]  # a score that is there stays, to the bit
-        scores.add(positions[new].tolist(), [score_bytes(-loss) for loss in found.loss[new].tolist()])

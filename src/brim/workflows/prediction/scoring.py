@@ -38,13 +38,14 @@ def batches_for(
     say: Say,
     on_smaller: OnSmaller | None = None,
     whole_tokens: int | None = None,
+    lengths: NDArray[np.int64] | None = None,
 ) -> Batches:
     """Return the batches of trainer.eval_batch_size: so many rows together, or as planned, which is noted.
 
     splits: that are run one after the other, with at least one row in all. llm, beside_bytes: as in `plan_forward`.
     on_smaller: called where memory did not allow what was planned; None: a note is given.
     whole_tokens: for batches of up to so many tokens that are made already, and stay whole where memory allows it;
-    trainer.eval_batch_size does not apply to them.
+    trainer.eval_batch_size does not apply to them. lengths: of all rows, where `splits` has but some of them.
     """
     tell = on_smaller or (lambda smaller: say(str(smaller)))
     given = session.config.trainer.eval_batch_size if whole_tokens is None else None
@@ -56,7 +57,7 @@ def batches_for(
         scored(llm, session, rows.take([int(np.argmin(rows.lengths))]), RowsAtOnce(1))
     doing = "evaluation" if whole_tokens is None else "scoring"
     say(status(f"planning the {doing}"))
-    lengths = np.concatenate([rows.lengths for rows in splits])
+    lengths = np.concatenate([rows.lengths for rows in splits]) if lengths is None else lengths
     plan = plan_forward(session, lengths, llm=llm, beside_bytes=beside_bytes, whole_tokens=whole_tokens)
     if isinstance(plan, Unplanned) and whole_tokens is not None:
         return RowsAtOnce(whole_tokens, on_smaller=tell)  # of which fewer go on once memory runs out

@@ -1,4 +1,5 @@
 from .child import (
+    Child as Child,
     Ended as Ended,
     Stop as Stop,
     Tell as Tell,
@@ -27,5 +28,4 @@ from .results import (
     ExportResult as ExportResult,
     PredictResult as PredictResult,
     TrainResult as TrainResult,
-    steps_in_words as steps_in_words,
 )

@@ -1,9 +1,9 @@
 """Run a function of brim in a child process: its memory is freed when it ends, and its crash ends nothing else.
 
 `run_child` starts it with a function and an order, which goes to its stdin as JSON; its messages come from its stdout,
-one line of JSON each. It does not outlive the process that started it, however that ends: its stdin closes then, and it
-gets a signal. Where several processes are to train together, the child launches them: each calls the function, and the
-first one has the child's stdout.
+one line of JSON each. Who talks with several children starts each as a `Child`, and may send it further lines. It does
+not outlive the process that started it, however that ends: its stdin closes then, and it gets a signal. Where several
+processes are to train together, the child launches them: each calls the function, and the first has the child's stdout.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
 from typing import IO, Any, Protocol
 
@@ -29,9 +30,13 @@ from brim.errors import BrimError, Problem
 
 
 class Tell(Protocol):
-    """Send messages to the process that started a child; its function is given one."""
+    """Send messages to the process that started a child, or hear what that one sends; its function is given one."""
 
     def __call__(self, **message: Any) -> None: ...
+
+    def hear(self) -> dict[str, Any]:
+        """Wait for the next message."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,22 +97,24 @@ _PYTHON = (sys.executable, "-W", "ignore::FutureWarning", "-W", "ignore::Depreca
 # With this process's path: `-m` would put the current folder first, where the user may have a file named `json.py`.
 _START = "import sys; order = {order}; sys.path[:] = sys.argv[2:]\n"
 
+_FROM_STDIN = "open(0, 'rb', 0, closefd=False).readline()"  # as far as the line goes: others may follow
+
 _SERVE = (  # which catches Ctrl-C: to import takes seconds
     "def call(order, tell):\n"
     "    from {module} import {name}\n"
     "    return {name}(order, tell)\n"
-    "sys.exit(serve(call, order, told))"
+    "sys.exit(serve(call, order, told, heard))"
 )
 
 _CHILD = (
-    _START.format(order="sys.stdin.readline()")
+    _START.format(order=_FROM_STDIN)
     + "from brim.workflows.runs.child import messages, serve, signal_when_alone\n"
-    + "signal_when_alone(int(sys.argv[1])); told = messages()\n"
+    + "heard = signal_when_alone(int(sys.argv[1])); told = messages()\n"
     + _SERVE
 )
 
 _LAUNCHER = (
-    _START.format(order="sys.stdin.readline()")
+    _START.format(order=_FROM_STDIN)
     + "from brim.workflows.runs.child import launch, signal_when_alone\n"
     + "signal_when_alone(int(sys.argv[1])); sys.exit(launch('{module}', '{name}', order, {num_processes}, {folder!r}))"
 )
@@ -115,7 +122,7 @@ _LAUNCHER = (
 _RANK = (
     _START.format(order="open(sys.argv[1], encoding='utf-8').read()")
     + "from brim.distributed import watch_parent; watch_parent()\n"
-    + "from brim.workflows.runs.child import messages, serve; told = messages()\n"
+    + "from brim.workflows.runs.child import messages, serve; told, heard = messages(), None\n"
     + _SERVE
 )
 
@@ -163,44 +170,114 @@ def run_child(
 ) -> Ended:
     """Call `function(order, tell)` in a new process, and pass its messages on.
 
-    function: of a module of brim. stop: passes signals on. log: a file for what the process prints; None: it is
-    printed here. environment: further variables; this process's own win. when_alone: the signal that the child gets
-    once this process has ended. num_processes: that train together, each of which calls the function; messages and the
-    result are the first one's, and the error is that of the one that failed first.
+    stop: passes signals on. Other arguments as in Child.
     """
+    how: dict[str, Any] = {"log": log, "environment": environment, "when_alone": when_alone}
+    with closing(Child(function, order, num_processes=num_processes, **how)) as child:
+        if stop is not None:
+            stop.process = child.process
+            if stop.num_asked:  # just before
+                child.process.send_signal(signal.SIGINT)
+        while child.ended is None:
+            # Each wait is short: a signal that comes just before it is handled after it.
+            if select.select([child], [], [], _WAIT_S)[0]:
+                for message in child.heard():
+                    on_message(message)
+        if stop is None:
+            return child.ended
+        stop.process = None
+        said_how = child.ended.is_done or child.ended.error is not None
+        return replace(child.ended, was_stopped=bool(stop.num_asked) and not said_how)
+
+
+class Child:
+    """Hold a function of brim that runs in a child process, and talk with it. Closing kills it.
+
+    function: of a module of brim. log: a file for what the process prints; None: it is printed here. environment:
+    further variables; this process's own win. when_alone: the signal that the child gets once this process has ended.
+    num_processes: that train together, each of which calls the function; messages and the result are the first one's,
+    and the error is that of the one that failed first. They are not sent further lines.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Mapping[str, Any], Tell], Any],
+        order: Mapping[str, Any],
+        *,
+        log: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        when_alone: signal.Signals = signal.SIGKILL,
+        num_processes: int = 1,
+    ) -> None:
+        self.ended: Ended | None = None
+        self._begun: bytes = b""  # a line that is not whole yet
+        self._told: dict[str, Any] = {}  # its last message: how it ended; empty where it did not say
+        self._folder = ExitStack()  # of this process, since the launcher may be killed
+        folder = None
+        if num_processes > 1:
+            temporary = tempfile.TemporaryDirectory(prefix="brim-processes-", ignore_cleanup_errors=True)
+            folder = self._folder.enter_context(temporary)
+        self.process = _process(function, log, environment or {}, when_alone, num_processes, folder)
+        self.send(order)
+
+    def fileno(self) -> int:
+        """Return what `select` waits for."""
+        assert self.process.stdout is not None, "it was opened as a pipe"
+        return self.process.stdout.fileno()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message, which its function hears; one that ends cannot."""
+        assert self.process.stdin is not None, "it was opened as a pipe"
+        _write(self.process.stdin, message)
+
+    def heard(self) -> Iterator[dict[str, Any]]:
+        """Wait until there are messages, or it has ended; yield the whole ones, without a line that a kill cut off."""
+        if not (read := os.read(self.fileno(), _READ_BYTES)):
+            code, told = self.process.wait(), self._told  # before its stdin is closed, which would end it
+            error = _error_of(told[_FAILED]) if _FAILED in told else None
+            self.ended = Ended(code=code, is_done="done" in told, result=told.get("done"), error=error)
+            return
+        *whole, self._begun = (self._begun + read).split(b"\n")
+        for line in whole:
+            message: dict[str, Any] = json.loads(line)
+            if message.keys() & {"done", _FAILED}:
+                self._told = message
+            else:
+                yield message
+
+    def close(self) -> None:
+        """Kill it, where it still runs."""
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None, "it was opened as a pipe"
+            stream.close()
+        self._folder.close()
+
+
+def _process(
+    function: Callable[[Mapping[str, Any], Tell], Any],
+    log: Path | None,
+    environment: Mapping[str, str],
+    when_alone: signal.Signals,
+    num_processes: int,
+    folder: str | None,
+) -> subprocess.Popen[bytes]:
     names = {"module": function.__module__, "name": function.__name__}
     start = _CHILD.format(**names)
+    if num_processes > 1:
+        start = _LAUNCHER.format(**names, num_processes=num_processes, folder=folder)
     with ExitStack() as stack:
-        if num_processes > 1:  # the folder is of this process, since the launcher may be killed
-            temporary = tempfile.TemporaryDirectory(prefix="brim-processes-", ignore_cleanup_errors=True)
-            folder = stack.enter_context(temporary)
-            start = _LAUNCHER.format(**names, num_processes=num_processes, folder=folder)
         # In a session of its own, so that a terminal's Ctrl-C reaches it once, through `stop`.
-        process = stack.enter_context(
-            subprocess.Popen(
-                [*_PYTHON, start, str(int(when_alone)), *sys.path],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=None if log is None else stack.enter_context(log.open("wb")),
-                bufsize=0,
-                env={**(environment or {}), **os.environ},
-                start_new_session=True,
-            )
+        return subprocess.Popen(
+            [*_PYTHON, start, str(int(when_alone)), *sys.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None if log is None else stack.enter_context(log.open("wb")),
+            bufsize=0,
+            env={**environment, **os.environ},
+            start_new_session=True,
         )
-        stack.callback(_end, process)
-        if stop is not None:
-            stop.process = process
-            if stop.num_asked:  # just before
-                process.send_signal(signal.SIGINT)
-        assert process.stdin is not None, "it was opened as a pipe"
-        _write(process.stdin, order)
-        told = _heard(process, on_message)
-        code = process.wait()  # before its stdin is closed, which would end it
-        if stop is not None:
-            stop.process = None
-    error = _error_of(told[_FAILED]) if _FAILED in told else None
-    was_stopped = stop is not None and bool(stop.num_asked) and not told
-    return Ended(code=code, is_done="done" in told, result=told.get("done"), error=error, was_stopped=was_stopped)
 
 
 def _write(stream: IO[bytes], message: Mapping[str, Any]) -> None:
@@ -212,40 +289,6 @@ def _write(stream: IO[bytes], message: Mapping[str, Any]) -> None:
     with suppress(BrokenPipeError):
         while line:  # a signal may cut a write short
             line = line[stream.write(line) :]
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()  # nothing happens where it ended
-    process.wait()
-
-
-def _heard(process: subprocess.Popen[bytes], on_message: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-    """Pass messages on until the last one, and return that: how the child ended; empty where it did not say."""
-    assert process.stdout is not None, "it was opened as a pipe"
-    told: dict[str, Any] = {}
-    for line in _lines(process.stdout.fileno()):
-        message: dict[str, Any] = json.loads(line)
-        if message.keys() & {"done", _FAILED}:
-            told = message
-        else:
-            on_message(message)
-    return told
-
-
-def _lines(descriptor: int) -> Iterator[bytes]:
-    """Yield whole lines until the end, without one that a kill cut off.
-
-    Each wait is short: a signal that comes just before it is handled after it.
-    """
-    begun = b""
-    while True:
-        if not select.select([descriptor], [], [], _WAIT_S)[0]:
-            continue
-        read = os.read(descriptor, _READ_BYTES)
-        if not read:
-            return
-        *whole, begun = (begun + read).split(b"\n")
-        yield from whole
 
 
 def _error_of(told: Mapping[str, Any]) -> BrimError:
@@ -263,12 +306,28 @@ def messages() -> IO[bytes]:
     return stream
 
 
-def serve(function: Callable[[Mapping[str, Any], Tell], Any], order: str, stream: IO[bytes]) -> int:
-    """Carry out an order, in the child. Return 0 where its result or its error was sent."""
+class _Tell:
+    """Send lines of JSON, and receive them."""
 
-    def tell(**message: Any) -> None:
-        _write(stream, message)
+    def __init__(self, stream: IO[bytes], lines: SimpleQueue[bytes]) -> None:
+        self._stream, self._lines = stream, lines
 
+    def __call__(self, **message: Any) -> None:
+        _write(self._stream, message)
+
+    def hear(self) -> dict[str, Any]:
+        message: dict[str, Any] = json.loads(self._lines.get())
+        return message
+
+
+def serve(
+    function: Callable[[Mapping[str, Any], Tell], Any],
+    order: str | bytes,
+    stream: IO[bytes],
+    lines: SimpleQueue[bytes] | None = None,
+) -> int:
+    """Carry out an order, in the child. Return 0 where its result or its error was sent. lines: that come later."""
+    tell = _Tell(stream, lines or SimpleQueue())
     try:
         tell(done=function(json.loads(order), tell))
     except KeyboardInterrupt:
@@ -280,7 +339,7 @@ def serve(function: Callable[[Mapping[str, Any], Tell], Any], order: str, stream
     return 0
 
 
-def launch(module: str, name: str, order: str, num_processes: int, folder: str) -> int:
+def launch(module: str, name: str, order: bytes, num_processes: int, folder: str) -> int:
     """Have several processes carry out an order together, in the child, whose stdout is the first one's.
 
     Return 0 where its result, or the error of the one that failed first, was sent. folder: for temporary files.
@@ -288,7 +347,7 @@ def launch(module: str, name: str, order: str, num_processes: int, folder: str) 
     from brim.distributed import launch_processes
 
     file = Path(folder) / "order.json"
-    file.write_text(order, encoding="utf-8")
+    file.write_bytes(order)
     command = [*_PYTHON, _RANK.format(module=module, name=name), str(file), *sys.path]
     with os.fdopen(os.dup(1), "wb", buffering=0) as stream:
         try:
@@ -343,14 +402,24 @@ def _mistake(error: Exception) -> Problem:
     return Problem(what=f"a mistake in brim or in a library: {told}", fix="see the traceback that it printed")
 
 
-def signal_when_alone(number: int) -> None:
-    """Send this process the signal once its stdin closes, as it does when the process that started it ends."""
-    threading.Thread(target=_watch, args=(number,), daemon=True).start()
+def signal_when_alone(number: int) -> SimpleQueue[bytes]:
+    """Send this process the signal once its stdin closes, as it does when the process that started it ends.
+
+    Return where the lines come that it reads until then.
+    """
+    lines: SimpleQueue[bytes] = SimpleQueue()
+    threading.Thread(target=_watch, args=(number, lines), daemon=True).start()
+    return lines
 
 
-def _watch(number: int) -> None:
+def _watch(number: int, lines: SimpleQueue[bytes]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # they are the main thread's
     # Not sys.stdin: its lock would be held when Python ends.
-    while os.read(0, 1):
-        pass
+    begun: list[bytes] = []
+    while read := os.read(0, _READ_BYTES):
+        *whole, rest = read.split(b"\n")
+        for line in whole:
+            lines.put(b"".join([*begun, line]))
+            begun.clear()
+        begun.append(rest)
     os.kill(os.getpid(), number)

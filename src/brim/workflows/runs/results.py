@@ -47,7 +47,15 @@ class TrainResult:
             f"\n  {split}: " + ", ".join(f"{name.replace('_', ' ')} {metrics[name]:.4f}" for name in _SHOWN)
             for split, metrics in self.metrics.items()
         )
-        return f"TrainResult: {steps_in_words(self)}{best}, {run}\n  rows: {rows}{''.join(evaluated)}"
+        return f"TrainResult: {self.steps_in_words}{best}, {run}\n  rows: {rows}{''.join(evaluated)}"
+
+    @property
+    def steps_in_words(self) -> str:
+        """Return the steps that a call made, and the time that they took, in words."""
+        if self.num_steps and not self.num_new_steps:
+            return f"no step was left to make: the run had ended after step {self.num_steps:,}"
+        made = f"{format_count(self.num_new_steps, 'step')} in {format_seconds(self.seconds)}"
+        return made if self.num_new_steps == self.num_steps else f"{made}, {self.num_steps:,} in all"
 
     @property
     def history(self) -> pd.DataFrame:
@@ -75,14 +83,6 @@ class TrainResult:
 
 
 _SHOWN = ("loss", "perplexity", "token_accuracy")
-
-
-def steps_in_words(result: TrainResult) -> str:
-    """Return the steps that a call made, and the time that they took, in words."""
-    if result.num_steps and not result.num_new_steps:
-        return f"no step was left to make: the run had ended after step {result.num_steps:,}"
-    made = f"{format_count(result.num_new_steps, 'step')} in {format_seconds(result.seconds)}"
-    return made if result.num_new_steps == result.num_steps else f"{made}, {result.num_steps:,} in all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

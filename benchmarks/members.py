@@ -1,0 +1,104 @@
+"""Time a prediction by two processes, beside one, and beside two independent jobs of half the rows at once.
+
+    PYTHONPATH=examples python -m benchmarks.members [--rows N] [--rounds N]
+
+Every process has one thread. In each round all contenders run once, in turn, on prompts of the demo's base model.
+Seconds are those of generating, as the summary has them, so that start-ups do not count; CPU seconds are those of whole
+processes, and those of the same command over two rows are taken off as `work`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TypeAlias
+
+from benchmarks.report import print_table, write_report
+from stdlib_code.dataset import instruction_rows, stdlib_modules, write_jsonl
+
+CONFIG = {
+    "model_type": "llm",
+    "base_model": str(Path("examples/stdlib_code/base-model").resolve()),
+    "input_features": [{"name": "instruction", "type": "text"}],
+    "output_features": [{"name": "output", "type": "text"}],
+    "trainer": {"type": "none"},
+    "generation": {"max_new_tokens": 64, "engine": "slots"},
+}
+Round: TypeAlias = Mapping[str, Mapping[str, float]]  # by contender
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.members", description=__doc__)
+    parser.add_argument("--rows", type=int, default=600)
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    rows = instruction_rows(stdlib_modules())[: asked.rows]
+    parts = {"whole": rows, "even": rows[::2], "odd": rows[1::2], "few": rows[:2]}
+    rounds = []
+    with tempfile.TemporaryDirectory() as name:
+        Path(name, "config.yaml").write_text(json.dumps(CONFIG))
+        for part, of in parts.items():
+            write_jsonl(of, Path(name, f"{part}.jsonl"))
+        for number in range(asked.rounds):
+            folder = Path(name, str(number))
+            folder.mkdir()
+            rounds.append(_round(folder))
+    figures = {
+        "CPU seconds of work, two over one": median(each["two"]["work_s"] / each["one"]["work_s"] for each in rounds),
+        "seconds, one over two": median(each["one"]["seconds"] / each["two"]["seconds"] for each in rounds),
+        "seconds, two over the control": median(each["two"]["seconds"] / each["control"]["seconds"] for each in rounds),
+        "busy share of the members": median(each["two"]["busy"] for each in rounds),
+    }
+    print_table("medians", ["figure", "value"], [[key, f"{value:.3f}"] for key, value in figures.items()])
+    write_report("members", figures={"rows": asked.rows, **figures, "rounds": rounds}, num_threads=1)
+
+
+def _round(folder: Path) -> Round:
+    taken = {
+        "one": _taken(folder, {"whole": 1}),
+        "two": _taken(folder, {"whole": 2}),
+        "control": _taken(folder, {"even": 1, "odd": 1}),
+    }
+    for name, processes in (("one", 1), ("two", 2)):
+        taken[name]["work_s"] = taken[name]["cpu_s"] - _taken(folder, {"few": processes})["cpu_s"]
+    print({name: {key: round(value, 2) for key, value in each.items()} for name, each in taken.items()}, flush=True)
+    return taken
+
+
+def _taken(folder: Path, parts: Mapping[str, int]) -> dict[str, float]:
+    """Predict these parts at once, each by so many processes."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    outputs = {part: folder / f"{part}-{number}.jsonl" for part, number in parts.items()}
+    started = [_started(folder.parent / f"{part}.jsonl", output, parts[part]) for part, output in outputs.items()]
+    for process in started:
+        if process.wait():
+            raise SystemExit(f"a contender ended with exit code {process.returncode}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    summaries = [json.loads(Path(f"{output}.summary.json").read_text()) for output in outputs.values()]
+    busy = [each["busy"] for summary in summaries for each in summary["generation"].get("members", [])]
+    return {
+        "seconds": max(summary["seconds"] for summary in summaries),
+        "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        **({"busy": median(busy)} if busy else {}),
+    }
+
+
+def _started(data: Path, output: Path, processes: int) -> subprocess.Popen[bytes]:
+    words: Sequence[object] = ["-m", "brim", "predict", data.parent / "config.yaml", "--dataset", data]
+    words = [*words, "--output", output, "--gpus", processes, "--on-overlong", "skip"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return subprocess.Popen(
+        [sys.executable, *map(str, words)], env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,400 @@
+"""Predict by several processes of this machine, one a GPU: a coordinator, and members that each run a model.
+
+The coordinator is the process that the user started. It reads the data, keeps the job and deals leases (brim.infer
+says how), and loads no weights. A member is `member`, in a child process: it opens the same session, loads the model,
+plans an engine of its own, and answers leases until it is ended. A lease carries the tokens of its rows, so that
+nothing need be shared but the model's files.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import tempfile
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from brim.config import Choice, load_config
+from brim.data.tokens import TokenRow, TokenRows
+from brim.errors import BrimError, ConfigError
+from brim.infer import DoneRows, Members, Work, score_bytes
+from brim.infer.engines import Finished, Response
+from brim.infer.metrics import BATCH_TOKENS, Scores, rows_to_score, score_batches
+from brim.memory.devices import limit_lifted
+from brim.models import load_llm, model_note, no_library_warnings
+from brim.notes import OnBatch, Say, is_told, kind_of, short_of, status, topic_of
+from brim.session import Session, open_session, with_choices
+from brim.workflows.prediction.generation import Generation
+from brim.workflows.prediction.job import differences, fingerprint
+from brim.workflows.prediction.scoring import Load, batches_for, scored
+from brim.workflows.runs import Child, Tell
+
+_COMPARED = 4  # prompts, by which it is decided whether to merge an adapter
+
+_VLLM_ROWS = 256  # that fill it
+
+_LEAST_ROWS = 64  # that are scored as a first lease
+
+_SEND_S = 0.1  # between two messages with responses
+
+_WAIT_S = 0.2
+
+_KEY = "generation.merge_adapter"
+
+_AGAIN = "the same command with --resume goes on with what is left"
+
+Lost: TypeAlias = Callable[[int, BrimError], None]  # gets a position, and how the last process ended that had it
+
+
+class Several(AbstractContextManager["Several"]):
+    """Respond to prompts, and score responses, by several processes, which are started when there is something to do.
+
+    is_spent: nothing is computed after the responses. `about`: facts on it for the job, once it is `ready`.
+    """
+
+    name = "members"  # as an Engine
+
+    def __init__(self, session: Session, number: int, *, is_spent: bool, say: Say) -> None:
+        self._session, self._number, self._is_spent, self._say = session, number, is_spent, say
+        self._members: Members | None = None
+        self._stack = ExitStack()
+        self.about: dict[str, Any] = {}
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def ready(self, prompts: TokenRows, *, on_finished: Callable[[Sequence[Finished]], None], on_lost: Lost) -> None:
+        """Wait until the first member is ready to respond to the prompts.
+
+        on_finished: as of an engine. on_lost: called with a prompt on which two members have died; what it raises ends
+        the work. Raises what the members raised where none can.
+        """
+        generation, lengths = self._session.config.generation, prompts.lengths
+        compared = _packed(prompts.take(np.arange(min(len(prompts), _COMPARED))))
+
+        def job(first: Mapping[str, Any] | None) -> dict[str, Any]:
+            merged = None if first is None else first.get("merge_adapter")
+            how = {"lengths": _text(lengths, "<i4"), "compared": compared, "is_spent": self._is_spent}
+            return {"does": "generate", "merge_adapter": merged, **how}
+
+        def keep(positions: Sequence[int], values: Sequence[str]) -> None:
+            packed = zip(positions, values, strict=True)
+            on_finished([Finished(position=each, response=Response.of_bytes(b64decode(of))) for each, of in packed])
+
+        assert generation.max_new_tokens is not None, "resolved before"
+        costs = (lengths + generation.max_new_tokens).astype(np.float64)
+        work = Work(costs=costs, job=job, lease=lambda units: _packed(prompts.take(units)), keep=keep, lose=on_lost)
+        first = self._team().begin(work)
+        rows = first.get("rows_at_once")
+        self.about = {**first, "rows_at_once": rows and rows * self._number, "num_members": self._number}
+        self._say(status("generating", is_planned=True))
+
+    def run(self, prompts: TokenRows, *, on_finished: Callable[[Sequence[Finished]], None]) -> None:
+        """Respond to every prompt, as Engine.run does."""
+        self.ready(prompts, on_finished=on_finished, on_lost=partial(_refuse, prompts))
+        self.generate()
+
+    def generate(self) -> float:
+        """Respond to the prompts that it is ready for. Return the seconds."""
+        started = time.perf_counter()
+        self._team().run()
+        seconds = time.perf_counter() - started
+        self.about["members"] = self._team().facts(seconds)
+        return seconds
+
+    def score(self, prompts: TokenRows, responses: DoneRows, scores: DoneRows) -> None:
+        """Score the responses that have no score, in the batches that one process would make of all of them."""
+        is_missing = np.zeros(len(prompts), dtype=np.bool_)
+        is_missing[scores.to_do()] = True
+        rows = rows_to_score(prompts, lambda position: Response.of_bytes(responses.body(position)))
+        every = list(score_batches(rows.lengths))
+        batches = [positions for positions in every if is_missing[positions].any()]
+        # Members plan by the batch that takes most, and by the shortest row, which a first pass takes.
+        shape = rows.take(np.append(every[0], every[-1][-1]))
+
+        def keep(units: Sequence[int], values: Sequence[Sequence[float]]) -> None:
+            for unit, losses in zip(units, values, strict=True):
+                positions = batches[unit]
+                new = is_missing[positions]  # a score that is there stays, to the bit
+                found = np.asarray(losses)[new].tolist()
+                scores.add(positions[new].tolist(), [score_bytes(-loss) for loss in found])
+
+        def lease(units: NDArray[np.intp]) -> dict[str, Any]:
+            chosen = [batches[unit] for unit in units]
+            return {**_packed(rows.take(np.concatenate(chosen))), "batches": list(map(len, chosen))}
+
+        costs = np.array([float(rows.lengths[positions].sum()) for positions in batches])
+        job = {"does": "score", "shape": _packed(shape)}
+        lose = partial(_refuse, rows.take([positions[0] for positions in batches]))
+        self._team().begin(Work(costs=costs, job=lambda first: job, lease=lease, keep=keep, lose=lose))
+        self._say(status("scoring"))
+        self._team().run()
+
+    def evaluate(self, rows: TokenRows, *, on_batch: OnBatch) -> Scores:
+        """Compute loss and hits of each row under teacher forcing. on_batch: gets the number of rows done since."""
+        found = np.zeros((3, len(rows)))  # loss, correct and supervised tokens
+
+        def keep(positions: Sequence[int], values: Sequence[Sequence[float]]) -> None:
+            found[:, list(positions)] = np.array(values).T
+            on_batch(len(positions))
+
+        ends = [int(np.argmax(rows.lengths)), int(np.argmin(rows.lengths))]
+        job = {"does": "evaluate", "lengths": _text(rows.lengths, "<i4"), "shape": _packed(rows.take(ends))}
+        work = Work(
+            costs=rows.lengths.astype(np.float64),
+            job=lambda first: job,
+            lease=lambda units: _packed(rows.take(units)),
+            keep=keep,
+            lose=partial(_refuse, rows),
+        )
+        self._team().begin(work)
+        self._say(status("evaluating", is_planned=True))
+        self._team().run()
+        loss, num_correct, num_supervised = found
+        counts = {"num_correct": num_correct.astype(np.int64), "num_supervised": num_supervised.astype(np.int64)}
+        return Scores(keys=rows.keys, loss=loss, **counts)
+
+    def _team(self) -> Members:
+        if self._members is None:
+            self._say(status(f"starting {self._number} processes"))
+            config = self._session.config.model_dump(mode="json", exclude_unset=True)
+            prints = fingerprint(self._session, split="full")
+            order = {"config": config, "fingerprint": prints, "members": self._number}
+            self._members = Members(self._stack.enter_context(Processes(order, self._number)), say=self._say)
+        return self._members
+
+
+class Processes(AbstractContextManager["Processes"]):
+    """Start members as child processes, and talk with them: a brim.infer.Team. None outlives the context."""
+
+    def __init__(self, order: Mapping[str, Any], size: int) -> None:
+        self.size = size
+        self._order = order
+        self._children: dict[int, Child] = {}
+        self._logs: dict[int, Path] = {}
+        self._folder = Path(tempfile.mkdtemp(prefix="brim-members-"))  # of what they print
+
+    def __exit__(self, *exception: object) -> None:
+        for child in self._children.values():
+            child.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def start(self, member: int) -> None:
+        """Start a member, as Team.start does."""
+        self._logs[member] = self._folder / f"{member}.log"
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._children[member] = Child(
+            _serve,
+            {**self._order, "member": member},
+            log=self._logs[member],
+            environment={"OMP_NUM_THREADS": str(max(1, cores // self.size))},
+        )
+
+    def send(self, member: int, message: Mapping[str, Any]) -> None:
+        """Send a message, as Team.send does."""
+        self._children[member].send(message)
+
+    def heard(self) -> Iterator[tuple[int, Mapping[str, Any] | BrimError]]:
+        """Return what members have said, as Team.heard does."""
+        there = {child: member for member, child in self._children.items()}
+        for child in select.select(list(there), [], [], _WAIT_S)[0]:
+            member = there[child]
+            for message in child.heard():
+                yield member, message
+            if child.ended is not None:
+                child.close()
+                del self._children[member]
+                yield member, self._error(member, child)
+
+    def _error(self, member: int, child: Child) -> BrimError:
+        assert child.ended is not None, "asked after"
+        what = f"process {member} of {self.size} that predict together"
+        try:
+            child.ended.require(what, fix=_AGAIN, log=self._logs[member])
+        except BrimError as error:
+            return error
+        return BrimError(what=f"{what} ended by itself", fix=_AGAIN)
+
+
+@no_library_warnings()
+@limit_lifted()
+def _serve(order: Mapping[str, Any], tell: Tell) -> None:
+    """Carry out jobs as one of several members, in a process of its own, until it is ended."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(order["member"] % torch.cuda.device_count())
+    session = _session_of(order)
+    weights: Load = cache(lambda: load_llm(session.config, session.folder, session.device, trainable=False))
+    if session.config.generation.engine != "vllm":  # which loads them itself
+        weights()
+
+    def say(line: str) -> None:
+        if is_told(line):
+            tell(note=str(line), kind=kind_of(line), topic=topic_of(line), short=short_of(line))
+
+    tell(asks=True)
+    message = tell.hear()
+    while True:
+        job = message["job"]
+        with ExitStack() as stack:
+            if job["does"] == "generate":
+                work = _generating(job, order, session, weights, stack, tell, say)
+            elif job["does"] == "score":
+                work = _scoring(job, session, weights, tell, say)
+            else:
+                work = _evaluating(job, order, session, weights, tell, say)
+            while "lease" in (message := tell.hear()):
+                started = time.perf_counter()
+                work(message["lease"])
+                tell(finished=time.perf_counter() - started)
+
+
+def _session_of(order: Mapping[str, Any]) -> Session:
+    """Open the coordinator's session here. Raises ConfigError, naming what differs, for one of other responses."""
+    session = open_session(load_config(order["config"]).config, is_one_of_several=True)
+    changed = differences(order["fingerprint"], fingerprint(session, split="full"))
+    if changed:
+        raise ConfigError(
+            what="this process would give other responses than the one that started it: " + "; ".join(changed),
+            where=f"process {order['member']}",
+            fix="give all of them the same files and versions",
+        )
+    # GPUs are not shared.
+    return replace(session, num_processes=order["members"] if session.device.type == "cpu" else 1)
+
+
+def _generating(
+    job: Mapping[str, Any],
+    order: Mapping[str, Any],
+    session: Session,
+    weights: Load,
+    stack: ExitStack,
+    tell: Tell,
+    say: Say,
+) -> Callable[[Mapping[str, Any]], None]:
+    """Prepare to respond, and say so; return what responds to the rows of a lease."""
+    if job["merge_adapter"] is not None:
+        choice = Choice(key=_KEY, value=job["merge_adapter"], reason="as the first process has it")
+        session = with_choices(session, [choice])
+    generation = stack.enter_context(
+        Generation(
+            weights,
+            session,
+            TokenRows.of_lengths(_array(job["lengths"], "<i4")),
+            is_spent=job["is_spent"],
+            compared=_unpacked(job["compared"]),
+            num_members=order["members"],
+            say=say,
+        )
+    )
+    plan = generation.about.get("plan", {})
+    least_units = generation.about["rows_at_once"] or _VLLM_ROWS
+    tell(ready=generation.about, least_units=least_units, predicted_s=plan.get("seconds"))
+
+    def respond(lease: Mapping[str, Any]) -> None:
+        units: list[int] = []
+        values: list[str] = []
+        sent_s = time.monotonic()
+
+        def send() -> None:
+            nonlocal sent_s
+            if units:
+                tell(units=units, values=values)
+            units.clear()
+            values.clear()
+            sent_s = time.monotonic()
+
+        def keep(finished: Sequence[Finished]) -> None:
+            units.extend(each.position for each in finished)
+            values.extend(b64encode(each.response.to_bytes()).decode() for each in finished)
+            if time.monotonic() - sent_s >= _SEND_S:
+                send()
+
+        generation.run(_unpacked(lease), on_finished=keep, measures=False)
+        send()
+
+    return respond
+
+
+def _scoring(
+    job: Mapping[str, Any], session: Session, weights: Load, tell: Tell, say: Say
+) -> Callable[[Mapping[str, Any]], None]:
+    """Prepare to score responses, and say so; return what scores the batches of a lease."""
+    llm = weights()
+    at_once = batches_for(session, [_unpacked(job["shape"])], llm=llm, say=say, whole_tokens=BATCH_TOKENS)
+    tell(ready={}, least_units=1, predicted_s=None)
+
+    def score(lease: Mapping[str, Any]) -> None:
+        rows, first = _unpacked(lease), 0
+        for unit, num_rows in enumerate(lease["batches"]):
+            found = scored(llm, session, rows.take(np.arange(first, first + num_rows)), at_once)
+            tell(units=[unit], values=[found.loss.tolist()])
+            first += num_rows
+
+    return score
+
+
+def _evaluating(
+    job: Mapping[str, Any], order: Mapping[str, Any], session: Session, weights: Load, tell: Tell, say: Say
+) -> Callable[[Mapping[str, Any]], None]:
+    """Prepare to score rows with answers, and say so; return what scores those of a lease."""
+    llm = weights()
+    say(model_note(session.config, llm, trains=False))
+    lengths = np.sort(_array(job["lengths"], "<i4").astype(np.int64))[:: -order["members"]]
+    batches = batches_for(session, [_unpacked(job["shape"])], llm=llm, say=say, lengths=lengths)
+    tell(ready={}, least_units=_LEAST_ROWS, predicted_s=None)
+
+    def evaluate(lease: Mapping[str, Any]) -> None:
+        found = scored(llm, session, _unpacked(lease), batches)
+        columns = (found.loss, found.num_correct, found.num_supervised)
+        tell(units=list(range(len(found.keys))), values=np.stack(columns, axis=1).tolist())
+
+    return evaluate
+
+
+def _refuse(rows: TokenRows, position: int, error: BrimError) -> None:
+    """Raise an error that names the row on which two processes have ended."""
+    raise BrimError(
+        what=f"two processes ended over this row, the last so: {error.problems[0].what}",
+        where=f"row {int(rows.keys[position])} (numbered from 0)",
+        fix="leave it out of the data",
+    )
+
+
+def _text(values: ArrayLike, dtype: str) -> str:
+    return b64encode(np.asarray(values).astype(dtype).tobytes()).decode()
+
+
+def _array(text: str, dtype: str) -> NDArray[Any]:
+    return np.frombuffer(b64decode(text), dtype=dtype)
+
+
+def _packed(rows: TokenRows) -> dict[str, Any]:
+    """Return rows as texts, for `_unpacked`."""
+    every = list(rows)
+    return {
+        "keys": _text([row.key for row in every], "<i8"),
+        "lengths": _text([len(row.input_ids) for row in every], "<i4"),
+        "ids": _text(np.concatenate([row.input_ids for row in every]), "<i4"),
+        "supervised": _text(np.packbits(np.concatenate([row.supervised for row in every])), "u1"),
+    }
+
+
+def _unpacked(packed: Mapping[str, str]) -> TokenRows:
+    keys, lengths, ids = _array(packed["keys"], "<i8"), _array(packed["lengths"], "<i4"), _array(packed["ids"], "<i4")
+    supervised = np.unpackbits(_array(packed["supervised"], "u1"), count=len(ids)).astype(np.bool_)
+    ends = np.cumsum(lengths).tolist()
+    return TokenRows.from_rows(
+        TokenRow(key=key, input_ids=ids[end - length : end], supervised=supervised[end - length : end])
+        for key, length, end in zip(keys.tolist(), lengths.tolist(), ends, strict=True)
+    )
