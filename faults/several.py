@@ -129,7 +129,9 @@ def _forked(rank: int, work: Callable[[int], Any], environment: Mapping[str, str
         told = {"error": f"{type(error).__name__}: {error}\n{traceback.format_exc()}"}
         code = getattr(error, "exit_code", 1)
     finally:
-        (folder / f"rank-{rank}.json").write_text(json.dumps(told))
+        whole = folder / f"rank-{rank}.json"  # or it is not there: this process may be killed meanwhile
+        whole.with_suffix(".tmp").write_text(json.dumps(told))
+        whole.with_suffix(".tmp").rename(whole)
         sys.stdout.flush()
         os._exit(code)
 
