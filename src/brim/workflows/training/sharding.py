@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from brim.batching import Cutter
-from brim.config.schema import Config, MemoryConfig
+from brim.config.schema import Config, FinetuneTrainer, MemoryConfig
 from brim.distributed import Ranks, Sharded, mesh_of, sharding_obstacles, whole_on_first
 from brim.errors import ConfigError, Problem
 from brim.memory.closed_form import counted_state_bytes
@@ -32,7 +32,8 @@ NOTHING_SAVED = f"{_OFFLOAD} saves nothing on a CPU, whose memory holds all in a
 
 def is_sharded_run(config: Config, num_ranks: int) -> bool:
     """Return whether FSDP runs the model: each of several processes holds a part of it, or one offloads it."""
-    return config.memory.offload == "weights" or (num_ranks > 1 and config.backend.trainer.strategy == "fsdp")
+    is_asked = config.memory.offload == "weights" or (num_ranks > 1 and config.backend.trainer.strategy == "fsdp")
+    return is_asked and isinstance(config.trainer, FinetuneTrainer)  # else nothing is trained
 
 
 def require_shardable(config: Config) -> None:
