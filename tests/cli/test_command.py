@@ -35,8 +35,8 @@ OPTIONS = {
     "--measure --layers --steps --plot --json",
     "plan": "--dataset --device --memory --gpus --replan --json --rows --sequence-length",
     "train": "--dataset --output-directory --resume --gpus --replan --json",
-    "verify-resume": "--steps --from-step --dataset --keep --json",
-    "compare": "--dataset --seeds --output-directory --resume --markdown --json",
+    "verify-resume": "--steps --from-step --dataset --gpus --keep --json",
+    "compare": "--dataset --seeds --output-directory --resume --gpus --markdown --json",
     "evaluate": "--dataset --split --texts --against --against-base --rows --gpus --json",
     "predict": "--dataset --output --split --resume --scores --key --on-error --on-overlong --gpus --plan --device "
     "--memory --json",

@@ -74,7 +74,7 @@ class BackendTrainer(Section):
 
     strategy: Literal["auto", "ddp", "fsdp"] = key(
         "auto",
-        "What each GPU holds: the whole model (`ddp`) or its share of it (`fsdp`). `auto`: `ddp`.",
+        "What each GPU holds: the whole model (`ddp`) or its share of it (`fsdp`). `auto`: what the plan finds best.",
     )
     num_workers: PositiveInt | None = key(
         None,

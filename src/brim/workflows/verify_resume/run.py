@@ -78,8 +78,8 @@ def verify_resume(
             copy_run(folder, start.checkpoint, work / "start")
         order = TrainOrder(
             config=str(folder.config),
-            # Early stopping would leave steps out; what a step learns does not depend on it.
-            overrides=(*overrides, "trainer.early_stop=-1"),
+            # Early stopping would leave steps out, and what is claimed rounds anew; steps learn the same without.
+            overrides=(*overrides, "trainer.early_stop=-1", "backend.trainer.dealing=planned"),
             output_directory=str(folder.path),
             resume=True,
             dataset=None if dataset is None else absolute_files(dataset),
@@ -258,6 +258,8 @@ class Trial:
         again = [each for each in records if is_step(each) and each["step"] in steps]
         if not own:
             return "has not reached these steps"
+        if any("rows_by_rank" in each for each in own):
+            return "is of claimed micro-batches (backend.trainer.dealing), which do not give the same bits twice"
         wrong = [check for check in compared_logs(own, again, promise) if check.difference is not None]
         if not wrong:
             return f"has the same figures for {len(own):,} of these steps"
