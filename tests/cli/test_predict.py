@@ -118,6 +118,8 @@ def test_the_plan_is_a_table_or_json_before_anything_is_loaded(brim, untrained, 
     assert (several["num_members"], several["prompts"]["num_rows"], several["shapes"][0]["rows"]) == (12, 4, 4)
     one, two = (json.loads(brim(*plan, "--json", "--gpus", number).out)["budget"] for number in ("1", "2"))
     assert abs(two["limit_bytes"] / one["limit_bytes"] - 0.5) < 0.2  # of this machine's memory, which others use, too
+    card = brim(*plan, "--gpus", "12", "--device", "t4").out
+    assert re.search("^runs +12 processes; memory, time and up to 4 prompts are of each$", card, re.MULTILINE)
     assert "--gpus is '0'" in brim(*plan, "--gpus", "0", code=2).err
 
 

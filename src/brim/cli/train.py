@@ -169,18 +169,21 @@ def train(
     if as_json:
         print(json.dumps(_as_json(result)))
         return
-    folder, lines = result.output_directory, [*metric_lines(result.metrics)]
-    if folder is not None:
-        named = shlex.quote(str(folder))
-        next_command = f"brim evaluate {named}{'' if 'test' in result.metrics else ' --dataset FILE'} --against-base"
-        lines = [
-            ("done", result.steps_in_words),
-            *lines,
-            ("run", str(folder)),
-            ("model", str(folder / "model")),
-            ("next", next_command),
-        ]
-    print_result(lines)
+    print_result([*_result_lines(result)])
+
+
+def _result_lines(result: TrainResult) -> Iterator[tuple[str, str]]:
+    """Yield what a training, or an evaluation without one, has come to."""
+    folder = result.output_directory
+    if folder is None:
+        yield from metric_lines(result.metrics)
+        return
+    yield "done", result.steps_in_words
+    yield from metric_lines(result.metrics)
+    yield "run", str(folder)
+    yield "model", str(folder / "model")
+    data = "" if "test" in result.metrics else " --dataset FILE"
+    yield "next", f"brim evaluate {shlex.quote(str(folder))}{data} --against-base"
 
 
 def _in_processes(gpus: str | None, num_workers: int | None, *, trains: bool) -> None:

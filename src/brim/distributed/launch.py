@@ -156,7 +156,7 @@ class Launched:
 
 
 def launch_processes(
-    command: Sequence[str], num_workers: int, *, patience_s: float = 5.0, folder: str | None = None
+    command: Sequence[str], num_workers: int, *, patience_s: float = 5.0, folder: Path | None = None
 ) -> Launched:
     """Run a command in several processes of this machine, and wait for their end. For the main thread alone.
 
@@ -173,9 +173,7 @@ def launch_processes(
 
     logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL)  # what is told here
     with ExitStack() as stack:
-        folder = str(
-            stack.enter_context(scratch_folder("brim-launch-", within=None if folder is None else Path(folder)))
-        )
+        logs = stack.enter_context(scratch_folder("brim-launch-", within=folder))
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         before = {number: signal.getsignal(number) for number in _SIGNALS_OF_TORCH}
         try:
@@ -184,7 +182,7 @@ def launch_processes(
                 entrypoint=command[0],
                 args=dict.fromkeys(range(num_workers), tuple(command[1:])),
                 envs={rank: _environment(rank, num_workers, store.port) for rank in range(num_workers)},
-                logs_specs=DefaultLogsSpecs(folder, redirects=dict.fromkeys(range(1, num_workers), Std.ALL)),
+                logs_specs=DefaultLogsSpecs(str(logs), redirects=dict.fromkeys(range(1, num_workers), Std.ALL)),
             )
             assert isinstance(workers, SubprocessContext), "they run a program, not a function"
             stack.callback(_close, workers)

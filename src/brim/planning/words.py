@@ -53,7 +53,7 @@ def _generation_lines(plan: GenerationPlan) -> Iterator[str]:
     yield planned("memory", words["peak"], short=" of ".join(known))
     if plan.num_members > 1:
         share = format_count(plan.prompts.num_rows, "prompt")
-        yield planned("ranks", f"{plan.num_members} processes; memory, time and up to {share} are of each")
+        yield planned("runs", f"{plan.num_members} processes; memory, time and up to {share} are of each")
     if plan.seconds is not None:
         yield planned(
             "time", words["time"], short=f"about {format_seconds(plan.seconds)} (estimated) if no response ends early"

@@ -61,7 +61,7 @@ def generation_facts(plan: GenerationPlan) -> Iterator[tuple[str, str]]:
         yield "", words["would"]
     yield "prompts", f"{format_count(plan.prefill_tokens, 'token')} in a pass: {plan.prefill_reason}"
     if plan.num_members > 1:
-        yield "ranks", f"{plan.num_members} processes; all this is of one of them"
+        yield "runs", f"{plan.num_members} processes; all this is of one of them"
     yield "time", words["time"]
     yield "engine", words["engine"]
     for note in plan.notes:

@@ -151,9 +151,6 @@ class Loop:
         """Do one update on one effective batch; return its records, to be written once its tensors are freed."""
         job, state = self._job, self.state
         started = time.perf_counter()
-        if job.ranks.are_several and job.llm.row_dropout is None:
-            # Not by row, masks are drawn by each rank for itself; a resumed run draws the same.
-            torch.manual_seed(zlib.crc32(f"{job.seed} {state.step} {job.ranks.rank}".encode()))
         size = self._begin()
         indices = self._next_rows(size)
         learning_rate = job.learning_rate(
@@ -233,6 +230,10 @@ class Loop:
 
     def _accumulate(self, indices: NDArray[np.intp], num_supervised: int) -> StepOutcome | OutOfMemoryError:
         """Sum the gradient of the mean loss over supervised tokens; or return the error that names a row."""
+        job = self._job
+        if job.ranks.are_several and job.llm.row_dropout is None:
+            # Not by row, masks are drawn by each rank for itself; a resumed run draws the same.
+            torch.manual_seed(zlib.crc32(f"{job.seed} {self.state.step} {job.ranks.rank}".encode()))
         self._peaks.begin()
         try:
             outcome = self._gradient.sum(

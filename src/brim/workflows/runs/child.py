@@ -351,7 +351,7 @@ def launch(module: str, name: str, order: bytes, num_processes: int, folder: str
     command = [*_PYTHON, _RANK.format(module=module, name=name), str(file), *sys.path]
     with os.fdopen(os.dup(1), "wb", buffering=0) as stream:
         try:
-            ended = launch_processes(command, num_processes, folder=folder)
+            ended = launch_processes(command, num_processes, folder=Path(folder))
         except KeyboardInterrupt:
             return _INTERRUPTED
         except BrimError as error:
