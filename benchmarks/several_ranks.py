@@ -2,10 +2,12 @@
 
     PYTHONPATH=examples python -m benchmarks.several_ranks [--rows N] [--rounds N] [--peer-rows M …]
 
-Every rank is a process of one thread that gloo joins. In each round all contenders run once, in turn. Seconds are those
-of the steps (brim's metrics.jsonl, the Trainer's train_runtime), without start-up, evaluation and checkpoints; the CPU
-seconds are those of whole processes. The control are two single runs at once: what the machine lets two processes gain.
-The Trainer cuts its effective batch by hand, in micro-batches of so many rows a rank; the quickest counts.
+Every rank is a process of one thread that gloo joins. In each round all contenders run once, every other round
+backwards; before, short runs fill brim's caches and tell what a start and the evaluation take. Seconds are those of the
+steps (brim's metrics.jsonl, the Trainer's train_runtime), without start-up, evaluation and checkpoints; the CPU seconds
+are those of whole processes, and what they have beyond the short runs'. The control are two single runs at once: what
+the machine lets two processes gain. The Trainer cuts its effective batch by hand, in micro-batches of so many rows a
+rank; the quickest counts.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TypeAlias
@@ -37,6 +40,8 @@ from stdlib_code.dataset import TEST, instruction_rows, stdlib_modules, write_js
 CONFIG = "examples/stdlib_code/config.yaml"
 BASE = "examples/stdlib_code/base-model"
 WARMUP_STEPS = 1  # left out
+SHORT_STEPS = 2  # of the runs that show what a start takes
+_RANKS = {"one rank": 1, "two ranks": 2}
 IGNORED = -100
 Round: TypeAlias = Mapping[str, Mapping[str, float]]  # by contender
 
@@ -54,10 +59,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _write_rows(folder, asked.rows)
+        short = dict.fromkeys(_RANKS, 0.0)
+        for number in range(2):  # the first one fills the caches
+            for name, ranks in _RANKS.items():
+                run = _brim(folder / f"short-{ranks}-{number}", folder, asked.rows, ranks=ranks, steps=SHORT_STEPS)
+                short[name] = run["cpu_s"]
         rounds = [_round(folder / str(number), folder, asked.rows, asked.peer_rows) for number in range(asked.rounds)]
-    figures = _figures(rounds)
+    figures = _figures(rounds, short)
     print_table("medians", ["figure", "value"], [[key, f"{value:.3f}"] for key, value in figures.items()])
-    write_report("several_ranks", figures={"rows": asked.rows, **figures, "rounds": rounds}, num_threads=1)
+    write_report(
+        "several_ranks", figures={"rows": asked.rows, **figures, "short": short, "rounds": rounds}, num_threads=1
+    )
 
 
 def _write_rows(folder: Path, num_rows: int) -> None:
@@ -74,23 +86,26 @@ def _write_rows(folder: Path, num_rows: int) -> None:
 
 def _round(folder: Path, data: Path, num_rows: int, peer_rows: Sequence[int]) -> dict[str, dict[str, float]]:
     folder.mkdir()
-    taken = {
-        "one rank": _brim(folder / "one", data, num_rows, ranks=1),
-        "two ranks": _brim(folder / "two", data, num_rows, ranks=2),
-        "control": _control(folder, data, num_rows),
+    contenders: dict[str, Callable[[], dict[str, float]]] = {
+        **{name: partial(_brim, folder / name, data, num_rows, ranks=ranks) for name, ranks in _RANKS.items()},
+        "control": partial(_control, folder, data, num_rows),
+        **{f"Trainer, {rows}": partial(_peer, folder / f"peer-{rows}.json", data, rows) for rows in peer_rows},
     }
-    for rows in peer_rows:
-        out = folder / f"peer-{rows}.json"
-        words = ["-m", "benchmarks.several_ranks", "--peer", data / "tokens.json", rows, out]
-        _, cpu_s = _finished([_started(["-m", "torch.distributed.run", *_two_ranks(), *words])])
-        taken[f"Trainer, {rows}"] = {"seconds": json.loads(out.read_text()), "cpu_s": cpu_s}
-    for name, each in taken.items():
-        print(name, {key: round(value, 3) for key, value in each.items()}, flush=True)
+    taken = {}
+    for name in [*contenders][:: -1 if int(folder.name) % 2 else 1]:
+        taken[name] = contenders[name]()
+        print(name, {key: round(value, 3) for key, value in taken[name].items()}, flush=True)
     return taken
 
 
-def _brim(run: Path, data: Path, num_rows: int, *, ranks: int) -> dict[str, float]:
-    _, cpu_s = _finished([_start_brim(run, data, num_rows, ranks=ranks)])
+def _peer(out: Path, data: Path, rows: int) -> dict[str, float]:
+    words = ["-m", "benchmarks.several_ranks", "--peer", data / "tokens.json", rows, out]
+    _, cpu_s = _finished([_started(["-m", "torch.distributed.run", *_two_ranks(), *words])])
+    return {"seconds": json.loads(out.read_text()), "cpu_s": cpu_s}
+
+
+def _brim(run: Path, data: Path, num_rows: int, *, ranks: int, steps: int | None = None) -> dict[str, float]:
+    _, cpu_s = _finished([_start_brim(run, data, num_rows, ranks=ranks, steps=steps)])
     return {**_of_steps(run), "cpu_s": cpu_s}
 
 
@@ -100,9 +115,11 @@ def _control(folder: Path, data: Path, num_rows: int) -> dict[str, float]:
     return {"seconds": max(_of_steps(run)["seconds"] for run in runs), "cpu_s": cpu_s}
 
 
-def _start_brim(run: Path, data: Path, num_rows: int, *, ranks: int) -> subprocess.Popen[bytes]:
+def _start_brim(
+    run: Path, data: Path, num_rows: int, *, ranks: int, steps: int | None = None
+) -> subprocess.Popen[bytes]:
     words = ["-m", "brim", "train", CONFIG, "--dataset", data / "rows.jsonl", "--output-directory", run]
-    words += [f"preprocessing.sample_size={num_rows}"]
+    words += [f"preprocessing.sample_size={num_rows}", *([] if steps is None else [f"trainer.train_steps={steps}"])]
     launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", *_two_ranks()]
     return _started([*launcher, *words])
 
@@ -136,7 +153,7 @@ def _of_steps(run: Path) -> dict[str, float]:
     return {"seconds": sum(line["seconds"] for line in steps), **({"busy": median(busy)} if busy else {})}
 
 
-def _figures(rounds: Sequence[Round]) -> dict[str, float]:
+def _figures(rounds: Sequence[Round], short: Mapping[str, float]) -> dict[str, float]:
     def of(ratio: Callable[[Round], float]) -> float:
         return median(ratio(each) for each in rounds)
 
@@ -144,12 +161,17 @@ def _figures(rounds: Sequence[Round]) -> dict[str, float]:
         "speed-up on two ranks": of(lambda r: r["one rank"]["seconds"] / r["two ranks"]["seconds"]),
         "speed-up of the control": of(lambda r: 2 * r["one rank"]["seconds"] / r["control"]["seconds"]),
         "CPU seconds over one rank's": of(lambda r: r["two ranks"]["cpu_s"] / r["one rank"]["cpu_s"]),
+        "…, without start and evaluation": of(lambda r: _beyond(r, short, "two ranks") / _beyond(r, short, "one rank")),
         "busy share": of(lambda r: r["two ranks"]["busy"]),
     }
     for name in (name for name in rounds[0] if name.startswith("Trainer")):
         ratios = [each[name]["seconds"] / each["two ranks"]["seconds"] for each in rounds]
         figures[f"{name}, over brim on two ranks"] = median(ratios)
     return figures
+
+
+def _beyond(each: Round, short: Mapping[str, float], name: str) -> float:
+    return each[name]["cpu_s"] - short[name]
 
 
 def _train_peer(tokens: Path, micro_batch_rows: int, out: Path) -> None:
