@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class Padded:
     """Count the tokens that went through the model in the passes that counted, padding included."""
@@ -20,15 +23,18 @@ class Padded:
 
 @contextmanager
 def counting_padded_tokens() -> Iterator[Padded]:
-    """Within it, the padded tokens of every step are counted."""
-    from brim.batching import GradientStep
+    """Within it, the padded tokens of every step are counted; of packed rows, those that fill a micro-batch up."""
+    from brim.batching import MULTIPLE, GradientStep
 
     padded, run = Padded(), GradientStep.run
 
-    def counted(self: GradientStep, *arguments: Any, **options: Any) -> Any:
-        outcome = run(self, *arguments, **options)
+    def counted(self: GradientStep, lengths: NDArray[np.integer[Any]], **options: Any) -> Any:
+        outcome = run(self, lengths, **options)
         cuts = [part.micro_batch for part in outcome.parts]
-        padded.num_tokens += sum(cut.num_rows * cut.padded_length for cut in cuts)
+        if self._cutter.kind == "packed":
+            padded.num_tokens += sum(-(-int(lengths[cut.rows].sum()) // MULTIPLE) * MULTIPLE for cut in cuts)
+        else:
+            padded.num_tokens += sum(cut.num_rows * cut.padded_length for cut in cuts)
         return outcome
 
     with patch.object(GradientStep, "run", counted):

@@ -19,6 +19,7 @@ from benchmarks.batching_epoch import (
     race,
     summarize,
 )
+from benchmarks.batching_hooks import counting_padded_tokens
 from benchmarks.batching_padding import padded_over_real, paddings
 from benchmarks.batching_peers import accumulation_of_packs
 from benchmarks.batching_run import Outcome, RunFailed, Spec, last_words
@@ -28,7 +29,7 @@ from benchmarks.search_contenders import Watched
 from benchmarks.search_oracle import foretell
 from benchmarks.search_subject import random_case, subject
 
-from brim.batching import Costs, Surface
+from brim.batching import Costs, GradientStep, Surface, by_costs
 
 SPEC = Spec(folder="nowhere", device="cpu", contender="brim", num_threads=1)
 MIB = 2**20
@@ -141,6 +142,20 @@ def test_padding_is_counted_by_micro_batch_and_avoided_where_launches_cost_less(
     assert (cheap.cap_bytes, cheap.brim, cheap.brim_micro_batches_per_step) == (3200, 1.0, 2.0)
     assert (cheap.waste_over_fixed_waste, dear.waste_over_fixed_waste) == (0.0, 1.0)
     assert dear.brim_micro_batches_per_step == 1.0
+
+
+@pytest.mark.parametrize(("packed", "num_tokens"), [(False, 300 + 3 * 50), (True, 448)])
+def test_tokens_that_go_through_the_model_are_counted_with_padding_or_with_what_fills_packed_rows_up(
+    packed, num_tokens
+):
+    def backward(rows):
+        return torch.zeros(())
+
+    cutter = by_costs(made_up_costs(packed=packed), cap_bytes=4096)
+    step = GradientStep(cutter=cutter, parameters=[], backward=backward, on_event=print)
+    with counting_padded_tokens() as padded:
+        step.run(np.array([300, 50, 40, 20]))  # packed, 410 are filled up to a multiple of 64
+    assert padded.num_tokens == num_tokens
 
 
 def test_the_figures_of_a_contender():

@@ -34,8 +34,8 @@ from brim.train.job import TrainJob
 OnEvent = Callable[[Mapping[str, Any]], None]
 
 
-# Padded tokens that become tensors before a step's first pass: between passes of the model that takes four times as
-# long. Those of more are left for later, when a GPU that would wait for them is busy.
+# Tokens, with padding, that become tensors before a step's first pass: between passes of the model that takes four
+# times as long. Those of more are left for later, when a GPU that would wait for them is busy.
 _TOKENS_AHEAD = 8192
 
 
@@ -241,7 +241,8 @@ class Gradient:
         """Make the tensors of the first micro-batches."""
         self._prepared, num_tokens = {}, 0
         for each in micro_batches if self._job.sharded is None else ():
-            num_tokens += each.num_rows * each.padded_length
+            lengths = self._job.rows.lengths[self._indices[each.rows]]
+            num_tokens += int(len(lengths) * lengths.max() if self._job.llm.packed is None else lengths.sum())
             if num_tokens > _TOKENS_AHEAD:
                 return
             self._last = each.rows
