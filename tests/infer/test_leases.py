@@ -34,9 +34,10 @@ def test_leases_are_each_unit_once_the_most_costly_first_and_no_longer_than_aske
 class Team:
     """Members that do as they are told at once, but die now and then, and on poison."""
 
-    def __init__(self, size, *, seed=0, share=0.0, poison=(), fails=None):
+    def __init__(self, size, *, seed=0, share=0.0, poison=(), hangs=(), fails=None):
         self.size, self.random, self.share = size, random.Random(seed), share
         self.poison, self.fails, self.num_starts = set(poison), fails or {}, 0
+        self.hangs, self.now_s, self.ended = set(hangs), 0.0, []
         self.said = {member: [] for member in range(size)}
 
     def start(self, member):
@@ -46,23 +47,34 @@ class Team:
     def send(self, member, message):
         said = self.said[member]
         if "job" in message:
+            said.append({"note": "planned", "kind": "note", "topic": "", "short": ""})
+            if self.random.random() < self.share:
+                said.append(BrimError(what="died as it planned"))
+                return
             said.append({"ready": {"by": member}, "least_units": 3, "predicted_s": None})
             return
         units = message["lease"]["units"]
         for place, unit in enumerate(units):
+            if unit in self.hangs:
+                return
             if unit in self.poison or self.random.random() < self.share:
                 said.append(BrimError(what=f"died on {unit}"))
                 return
             said.append({"units": [place], "values": [unit * unit]})
         said.append({"finished": 0.1 * len(units)})
 
+    def end(self, member):
+        self.ended.append((member, self.now_s))
+        self.said[member].clear()
+
     def heard(self):
+        self.now_s += 0.5
         member = self.random.randrange(self.size)
         said, self.said[member] = self.said[member], []
         yield from ((member, each) for each in said)
 
 
-def worked(team, num_units):
+def worked(team, num_units, say=say_nothing):
     kept, lost = {}, []
 
     def keep(units, values):
@@ -76,7 +88,7 @@ def worked(team, num_units):
         keep=keep,
         lose=lambda unit, error: lost.append(unit),
     )
-    members = Members(team, say=say_nothing)
+    members = Members(team, say=say, clock=lambda: team.now_s)
     for _ in range(2):  # one kind of work after the other
         kept.clear()
         lost.clear()
@@ -106,3 +118,23 @@ def test_a_member_that_cannot_start_leaves_the_work_to_others_and_the_last_says_
     with pytest.raises(BrimError, match="killed"):
         worked(team, 10)
     assert team.num_starts == 6
+
+
+def test_a_member_that_says_nothing_for_too_long_is_ended_and_its_units_are_dealt_again():
+    """Ten times what its lease is predicted to take, a minute at least; an hour where nothing is predicted."""
+    said = []
+    team = Team(2, hangs=[30])
+    kept, lost = worked(team, 40, say=said.append)
+    assert (sorted(kept), lost) == ([unit for unit in range(40) if unit != 30], [30])
+    assert {member for member, _ in team.ended} == {0, 1}
+    first, *_, last = (at_s for _, at_s in team.ended)
+    assert 60 < first < last
+    assert any("said nothing for more than 1 min 0 s (working), and was ended; it is" in line for line in said)
+    assert said.count("planned") == 2  # of each work once, though several begin
+
+
+def test_no_member_is_ended_for_the_time_in_which_the_coordinator_itself_was_stopped():
+    team = Team(1)
+    team.heard = lambda heard=team.heard: setattr(team, "now_s", team.now_s + 10**6) or heard()
+    assert len(worked(team, 30)[0]) == 30
+    assert team.ended == []

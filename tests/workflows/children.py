@@ -12,7 +12,7 @@ from faults.several import together
 
 from brim.distributed import PeerError
 from brim.errors import ConfigError, Problem
-from brim.workflows.runs.child import messages, serve, signal_when_alone
+from brim.workflows.runs.serving import messages, serve, signal_when_alone
 
 
 def answers(order, tell):
@@ -63,6 +63,12 @@ def sleeps(order, tell):
     time.sleep(600)
 
 
+def hears(order, tell):
+    tell(ready=os.getpid())
+    while True:
+        tell(length=len(tell.hear()["much"]))
+
+
 def listens(order, tell):
     """Stops by the first signal that stops a run."""
 
@@ -100,6 +106,14 @@ def tells_in_the_midst(order, tell):
     for number in range(order["number"]):
         tell(told=number)
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
+
+
+def leaves_another(order, tell):
+    """Which holds its stdout open, as an engine's own processes may."""
+    if other := os.fork():
+        tell(other=other)
+        os._exit(3)
+    time.sleep(600)
 
 
 def starts_another(order, tell):
@@ -157,9 +171,11 @@ class Forked(SimpleNamespace):
         super().__init__(pid=pid, **pipes)
 
     def poll(self):
+        if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self.returncode = os.waitstatus_to_exitcode(ended[1])
         return self.returncode
 
-    def wait(self):
+    def wait(self, timeout=None):
         if self.returncode is None:
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode

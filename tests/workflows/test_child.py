@@ -2,11 +2,13 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,8 +21,11 @@ from tests.workflows.children import (
     dies_together,
     fails,
     fails_together,
+    forked,
+    hears,
     is_deaf,
     leaves,
+    leaves_another,
     listens,
     runs_out,
     sleeps,
@@ -28,8 +33,8 @@ from tests.workflows.children import (
 )
 
 from brim.errors import BrimError, ConfigError, Problem
-from brim.workflows.runs import Ended, run_child, stopping
-from brim.workflows.runs.child import launch
+from brim.workflows.runs import Ended, child, run_child, stopping
+from brim.workflows.runs.serving import launch
 
 pytestmark = pytest.mark.process
 
@@ -74,13 +79,52 @@ def test_what_it_raised_is_raised_and_how_it_broke_down_is_told(tmp_path, functi
     assert "hf_abc" not in log.read_text()
 
 
-def test_a_line_that_a_kill_cut_off_is_none(monkeypatch):
-    from brim.workflows.runs import child
-
-    monkeypatch.setattr(child, "_CHILD", 'import os; os.write(1, b\'{{"say": 1}}\\n{{"say": \'); os._exit(1)')
+def test_a_line_of_others_or_that_a_kill_cut_off_is_none(monkeypatch):
+    monkeypatch.setattr(
+        child, "_CHILD", 'import os; os.write(1, b\'hi\\n{{"say": 1}}\\n[1]\\n{{"say": \'); os._exit(1)'
+    )
     heard = []
     ended = run_child(answers, {}, on_message=heard.append)
     assert (ended, heard) == (Ended(code=1), [{"say": 1}])
+
+
+def heard_of(each, until):
+    """Return what it says until then."""
+    messages = []
+    while not until(messages):
+        if select.select([each], [], [], 0.01)[0]:
+            messages += each.heard()
+    return messages
+
+
+def test_what_is_sent_to_one_that_is_stopped_waits_for_nobody(monkeypatch):
+    monkeypatch.setattr(child, "_process", forked)
+    with closing(child.Child(hears, {})) as each:
+        heard_of(each, until=bool)
+        os.kill(each.process.pid, signal.SIGSTOP)
+        each.send({"much": "é" * 300_000})
+        assert each.sends()
+        os.kill(each.process.pid, signal.SIGCONT)
+
+        def is_heard(messages):
+            each.send_on()
+            return messages
+
+        assert heard_of(each, until=is_heard) == [{"length": 300_000}]
+        os.kill(each.process.pid, signal.SIGSTOP)
+    assert not is_there(each.process.pid)
+
+
+def test_what_it_has_started_neither_hides_its_end_nor_outlives_it(monkeypatch):
+    monkeypatch.setattr(child, "_process", forked)
+    with closing(child.Child(leaves_another, {})) as each:
+        (message,) = heard_of(each, until=lambda messages: each.has_ended())
+        assert each.ended == Ended(code=3)
+        assert is_there(message["other"])
+    patience = time.monotonic() + 60
+    while is_there(message["other"]) and time.monotonic() < patience:
+        time.sleep(0.01)
+    assert not is_there(message["other"])
 
 
 def test_where_nobody_reads_what_it_tells_it_is_ended():

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from unittest import mock
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -61,17 +62,37 @@ def test_two_processes_write_what_one_writes(model, whole, tmp_path, processes):
 
 def test_a_process_that_dies_costs_its_unfinished_rows_alone(model, whole, tmp_path, processes):
     data, path = whole
-    counts = []
+    counts, said = [], []
 
     def on_batch(count):
         counts.append(count)
         if len(counts) == 2:
             os.kill(processes[0].pid, signal.SIGKILL)
 
-    result = model.predict(data, output=tmp_path / "p.parquet", scores=True, gpus=2, on_batch=on_batch)
+    result = model.predict(data, output=tmp_path / "p.parquet", scores=True, gpus=2, on_batch=on_batch, say=said.append)
     assert files(tmp_path / "p.parquet") == files(path)
     assert (len(processes), sum(counts)) == (3, 40)
     assert [each["starts"] for each in result.summary["generation"]["members"]] == [2, 1]
+    (died,) = [line for line in said if "signal 9" in line]
+    assert "process 0 of 2: it ended by itself" in died
+    assert "it is started again" in died
+
+
+@pytest.mark.parametrize(("visible", "cards"), [(None, ["0", "1", "0"]), ("3,GPU-ab", ["3", "GPU-ab", "3"])])
+def test_each_process_sees_a_card_of_its_own(monkeypatch, visible, cards):
+    """Not only PyTorch's choice: vLLM takes the first card that it sees."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(members.torch.cuda, "device_count", lambda: 2)
+    seen = []
+    monkeypatch.setattr(
+        members, "Child", lambda *arguments, environment, **how: seen.append(environment) or mock.Mock()
+    )
+    with members.Processes({}, 3) as processes:
+        for member in range(3):
+            processes.start(member)
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in seen] == cards
 
 
 def test_what_was_stopped_goes_on_with_more_processes_and_with_none(model, whole, tmp_path, processes):
@@ -128,8 +149,20 @@ def test_what_keeps_all_from_starting_is_their_own_error_and_the_job_is_kept(
     with pytest.raises(ModelError, match="no weights here"):
         model.predict(data, output=tmp_path / "p.parquet", gpus=2)
     assert len(processes) == 2  # the same would be said again
+
+    def breaks(*arguments, **how):
+        print("said before")
+        raise RuntimeError("no luck with hf_abcdefghijklmnopqrstuvwxyz01234567")
+
+    monkeypatch.setattr(members, "load_llm", breaks)
+    with pytest.raises(
+        brim.BrimError, match=r"(?s)RuntimeError: no luck with \*\*\*.*    said before.*in breaks"
+    ) as raised:
+        model.predict(data, output=tmp_path / "p.parquet", gpus=2)
+    assert "hf_abc" not in str(raised.value)
+    processes.clear()
     monkeypatch.setattr(members, "load_llm", lambda *arguments, **how: os._exit(3))
-    with pytest.raises(brim.BrimError, match=r"process \d of 2 .* ended by itself \(exit code 3\)"):
+    with pytest.raises(brim.BrimError, match=r"process \d of 2: it ended by itself \(exit code 3\)"):
         model.predict(data, output=tmp_path / "p.parquet", gpus=2)
     assert len(processes) <= 2 + 2 * 3
 

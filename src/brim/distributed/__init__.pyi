@@ -12,6 +12,7 @@ from .ranks import (
     Ranks as Ranks,
     group_of_one as group_of_one,
     joined as joined,
+    timeout_of_environment as timeout_of_environment,
 )
 from .reduction import (
     Share as Share,

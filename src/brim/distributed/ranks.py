@@ -345,7 +345,7 @@ def joined(place: Place, *, offloads: bool = False) -> Iterator[Ranks]:
                 fix="start fewer processes a machine, or have its processes see all of its GPUs (CUDA_VISIBLE_DEVICES)",
             )
         torch.cuda.set_device(place.local_rank)
-    timeout_s = _timeout_of_environment()
+    timeout_s = timeout_of_environment()
     start = timedelta(seconds=_STEPS_IN_TIMEOUT * _LEAST_TIMEOUT_S)
     with _ending_by_ctrl_c():
         store, _, _ = next(rendezvous("env://", timeout=start))
@@ -411,7 +411,7 @@ def _ending_by_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _timeout_of_environment() -> float | None:
+def timeout_of_environment() -> float | None:
     """Return what stands in BRIM_PEER_TIMEOUT_S: seconds; None where there is nothing. Raises InputError."""
     text = os.environ.get(_TIMEOUT)
     if not text:

@@ -9,6 +9,7 @@ Nothing here knows what a unit is, or how members are started and talked to: see
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from brim.errors import BrimError
 from brim.notes import Note, Say
+from brim.units import format_seconds
 
 Message: TypeAlias = Mapping[str, Any]  # of texts, numbers, lists and mappings of them, as JSON has it
 
@@ -29,6 +31,12 @@ _PARTS = 2  # a lease is at most one of so many parts, a member, of what is left
 _MOST_FAILURES = 3  # of a member without a unit in between; then it is given up
 
 _MOST_DEATHS = 20  # of all members without a unit in between, and these: 2^17 units are divided into single ones then
+
+# What a member may be silent for: so many times what its lease is predicted to take, and at least a minute. While it
+# loads, or where nothing is predicted, an hour: weights may come over a network.
+_PATIENCE, _LEAST_SILENCE_S, _MOST_SILENCE_S = 10, 60.0, 3600.0
+
+_TICK_S = 1.0  # the longest time between two looks that counts: this process may have been stopped itself
 
 
 class Team(Protocol):
@@ -44,7 +52,11 @@ class Team(Protocol):
         ...
 
     def send(self, member: int, message: Message) -> None:
-        """Send a message to a member that runs."""
+        """Send a message to a member that runs; without waiting, since it may be one that does not read."""
+        ...
+
+    def end(self, member: int) -> None:
+        """End a member at once, and without waiting for long. Nothing is heard of it any more until it is started."""
         ...
 
     def heard(self) -> Iterable[tuple[int, Message | BrimError]]:
@@ -119,6 +131,8 @@ class _Member:
     least_units: int = 1
     cost_per_s: float = 0.0  # as predicted, then as measured; 0: not known
     lease_s: float = _FIRST_S
+    silent_s: float = 0.0
+    most_silent_s: float = _MOST_SILENCE_S
     num_failures: int = 0  # in a row
     num_starts: int = 0
     num_units: int = 0
@@ -132,10 +146,22 @@ class Members:
     What a member says: `asks` for a job; is `ready`, with what there is to say of it, how many units it runs together
     (`least_units`) and the seconds that it predicts for its share (`predicted_s`); has `values` of `units`, places in
     its lease; has `finished` a lease after so many seconds; `note`. What it hears: a `job`, `lease`s, another job.
+    One that should say something and does not is ended.
+
+    most_silent_s: for which it may say nothing, instead of what is predicted. clock: in seconds.
     """
 
-    def __init__(self, team: Team, *, say: Say) -> None:
-        self._team, self._say = team, say
+    def __init__(
+        self,
+        team: Team,
+        *,
+        say: Say,
+        most_silent_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._team, self._say, self._most_silent_s, self._clock = team, say, most_silent_s, clock
+        self._looked_s = clock()
+        self._said: set[str] = set()  # notes on the work
         self._members = [_Member(number=number) for number in range(team.size)]
         self._num_deaths = 0  # since a unit was kept
         self._work: Work
@@ -155,7 +181,11 @@ class Members:
 
     def _reset(self, work: Work) -> None:
         self._work, self._about, self._leases = work, None, Leases(work.costs, len(self._members))
-        self._num_left, self._deals = len(work.costs), False
+        self._num_left, self._deals, self._looked_s = len(work.costs), False, self._clock()
+        self._said.clear()
+        if all(member.state == "gone" for member in self._members):  # after their last unit: another work, another try
+            for member in self._members:
+                member.state, member.num_failures = "new", 0
         for member in self._members:
             member.num_units = member.num_leases = 0
             member.busy_s = member.cost_per_s = 0.0
@@ -191,9 +221,11 @@ class Members:
                 self._end(self._members[number], message)
             else:
                 self._take(self._members[number], message)
+        self._end_silent()
 
     def _start(self, member: _Member) -> None:
         member.state, member.num_starts = "starting", member.num_starts + 1
+        self._expect(member, None)
         self._team.start(member.number)
 
     def _serve(self, member: _Member) -> None:
@@ -201,15 +233,39 @@ class Members:
         if member.state == "asking":
             if self._about is not None or all(each.state != "preparing" for each in self._members):
                 member.state = "preparing"
+                self._expect(member, None)
                 self._team.send(member.number, {"job": self._work.job(self._about)})
         elif member.state == "ready" and self._deals:
             most_cost = member.cost_per_s * member.lease_s
             member.lease = self._leases.take(least_units=member.least_units, most_cost=most_cost)
             if member.lease is not None:
                 member.state, member.left = "working", set(range(len(member.lease.units)))
+                cost = float(self._work.costs[member.lease.units].sum())
+                self._expect(member, cost / member.cost_per_s if member.cost_per_s else None)
                 self._team.send(member.number, {"lease": self._work.lease(member.lease.units)})
 
+    def _expect(self, member: _Member, seconds: float | None) -> None:
+        """Set for how long a member may say nothing, by what it is to do."""
+        predicted_s = _MOST_SILENCE_S if seconds is None else max(_LEAST_SILENCE_S, _PATIENCE * seconds)
+        member.silent_s, member.most_silent_s = 0.0, self._most_silent_s or predicted_s
+
+    def _end_silent(self) -> None:
+        """End the members that have said nothing for too long, as if they had died."""
+        now = self._clock()
+        passed_s, self._looked_s = min(now - self._looked_s, _TICK_S), now
+        for member in self._members:
+            if member.state not in ("starting", "preparing", "working"):
+                continue
+            member.silent_s += passed_s
+            if member.silent_s > member.most_silent_s:
+                self._team.end(member.number)
+                limit = f"more than {format_seconds(member.most_silent_s)}"
+                what = f"process {member.number} said nothing for {limit} ({member.state}), and was ended"
+                fix = "see whether its device, or the disk, hangs; BRIM_PEER_TIMEOUT_S sets the time"
+                self._end(member, BrimError(what=what, fix=fix))
+
     def _take(self, member: _Member, message: Message) -> None:
+        member.silent_s = 0.0
         if "asks" in message or ("ready" in message and member.state == "starting"):  # for the job before
             member.state = "asking"
         elif "ready" in message:
@@ -221,11 +277,15 @@ class Members:
             self._keep(member, message["units"], message["values"])
         elif "finished" in message:
             assert member.lease is not None, "it works on one"
+            assert not member.left, "to its end"
             member.state, member.num_leases = "ready", member.num_leases + 1
             member.busy_s += message["finished"]
             member.lease_s = _LEASE_S
             member.cost_per_s = float(self._work.costs[member.lease.units].sum()) / max(message["finished"], 1e-3)
         elif "note" in message and (self._about is None or member.state == "working"):
+            if self._about is None and message["note"] in self._said:
+                return  # of one that has died since
+            self._said.add(message["note"])
             self._say(Note(message["note"], kind=message["kind"], topic=message["topic"], short=message["short"]))
 
     def _keep(self, member: _Member, places: Sequence[int], values: Sequence[Any]) -> None:
@@ -244,6 +304,7 @@ class Members:
         self._num_deaths += 1
         if member.lease is None or not member.lease.num_deaths:
             member.num_failures += 1
+        what, had_units = str(error).splitlines()[0], bool(member.left)
         self._take_back(member, error)
         if is_final or member.num_failures >= _MOST_FAILURES:
             member.state = "gone"
@@ -251,9 +312,14 @@ class Members:
         if self._num_left and (self._num_deaths >= most_deaths or all(each.state == "gone" for each in self._members)):
             raise error
         if member.state == "gone":
-            self._say(f"process {member.number} is given up, the others go on: {error.problems[0].what}")
-        else:
+            self._say(f"process {member.number} is given up, the others go on: {what}")
+        elif self._num_left:
+            self._say(
+                f"{what}; it is started again" + (", and its unfinished rows are dealt again" if had_units else "")
+            )
             self._start(member)
+        else:
+            member.state = "new"  # for the next work
 
     def _take_back(self, member: _Member, error: BrimError) -> None:
         """Take back what is left of a member's lease; a unit alone, on which two have died, is lost."""

@@ -9,6 +9,7 @@ the front and one, then two, periods.
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -254,7 +255,8 @@ def _run(
     environment: Mapping[str, str],
 ) -> Any:
     log = scratch / "log.txt"
-    ended = run_child(function, order, log=log, environment=environment)
+    settled = {name: os.environ.get(name, value) for name, value in environment.items()}
+    ended = run_child(function, order, log=log, environment=settled)
     return ended.require(
         "the process that measured", fix="a smaller --batch-size or --sequence-length, or --layers 1", log=log
     )

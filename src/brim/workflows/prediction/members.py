@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from brim.config import Choice, load_config
 from brim.data.tokens import TokenRow, TokenRows
+from brim.distributed import timeout_of_environment
 from brim.errors import BrimError, ConfigError
 from brim.infer import DoneRows, Members, Work, score_bytes
 from brim.infer.engines import Finished, Response
@@ -52,7 +53,9 @@ _WAIT_S = 0.2
 
 _KEY = "generation.merge_adapter"
 
-_AGAIN = "the same command with --resume goes on with what is left"
+_AGAIN = "`brim predict --resume` goes on with what is left"
+
+_SHOWN = 20  # lines of what a process printed that has died
 
 Lost: TypeAlias = Callable[[int, BrimError], None]  # gets a position, and how the last process ended that had it
 
@@ -171,7 +174,8 @@ class Several(AbstractContextManager["Several"]):
             config = self._session.config.model_dump(mode="json", exclude_unset=True)
             prints = fingerprint(self._session, split="full")
             order = {"config": config, "fingerprint": prints, "members": self._number}
-            self._members = Members(self._stack.enter_context(Processes(order, self._number)), say=self._say)
+            team, limit_s = self._stack.enter_context(Processes(order, self._number)), timeout_of_environment()
+            self._members = Members(team, say=self._say, most_silent_s=limit_s)
         return self._members
 
 
@@ -198,41 +202,59 @@ class Processes(AbstractContextManager["Processes"]):
             _serve,
             {**self._order, "member": member},
             log=self._logs[member],
-            environment={"OMP_NUM_THREADS": str(max(1, cores // self.size))},
+            environment={
+                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // self.size))),
+                **_card(member),
+            },
         )
 
     def send(self, member: int, message: Mapping[str, Any]) -> None:
         """Send a message, as Team.send does."""
         self._children[member].send(message)
 
+    def end(self, member: int) -> None:
+        """End a member, as Team.end does."""
+        self._children.pop(member).close()
+
     def heard(self) -> Iterator[tuple[int, Mapping[str, Any] | BrimError]]:
         """Return what members have said, as Team.heard does."""
         there = {child: member for member, child in self._children.items()}
-        for child in select.select(list(there), [], [], _WAIT_S)[0]:
-            member = there[child]
-            for message in child.heard():
-                yield member, message
-            if child.ended is not None:
+        behind = [stdin for child in there for stdin in child.sends()]
+        can_be_read = select.select(list(there), behind, [], _WAIT_S)[0]
+        for child, member in there.items():
+            child.send_on()
+            if child in can_be_read:
+                for message in child.heard():
+                    yield member, message
+            if child.has_ended():
                 child.close()
                 del self._children[member]
                 yield member, self._error(member, child)
 
     def _error(self, member: int, child: Child) -> BrimError:
         assert child.ended is not None, "asked after"
-        what = f"process {member} of {self.size} that predict together"
+        where = f"process {member} of {self.size}"
         try:
-            child.ended.require(what, fix=_AGAIN, log=self._logs[member])
+            child.ended.require("it", fix=_AGAIN, log=self._logs[member])
         except BrimError as error:
-            return error
-        return BrimError(what=f"{what} ended by itself", fix=_AGAIN)
+            if type(error) is not BrimError:  # which says all
+                return error
+            what = [error.problems[0].what, *(f"    {line}" for line in child.last_lines(_SHOWN))]
+            return BrimError(what="\n".join(what), where=where, fix=_AGAIN)
+        return BrimError(what="it ended by itself", where=where, fix=_AGAIN)
+
+
+def _card(member: int) -> dict[str, str]:
+    """Return the variable by which a process sees one GPU alone: vLLM takes the first that it sees."""
+    count = torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
+    return {"CUDA_VISIBLE_DEVICES": visible[member % count]} if count else {}
 
 
 @no_library_warnings()
 @limit_lifted()
 def _serve(order: Mapping[str, Any], tell: Tell) -> None:
     """Carry out jobs as one of several members, in a process of its own, until it is ended."""
-    if torch.cuda.is_available():
-        torch.cuda.set_device(order["member"] % torch.cuda.device_count())
     session = _session_of(order)
     weights: Load = cache(lambda: load_llm(session.config, session.folder, session.device, trainable=False))
     if session.config.generation.engine != "vllm":  # which loads them itself

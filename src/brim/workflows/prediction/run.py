@@ -297,7 +297,8 @@ class _Work:
 
         def lose(position: int, error: BrimError) -> None:
             place = int(places[position])
-            what = f"two processes ended while they generated its response, the last so: {error.problems[0].what}"
+            how = str(error).splitlines()[0]
+            what = f"two processes ended while they generated its response, the last so: {how}"
             lost[place] = Problem(what=what, fix="leave it out with --on-error skip")
             self._entries(lost)  # which may refuse
 

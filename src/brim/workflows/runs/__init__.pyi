@@ -2,7 +2,6 @@ from .child import (
     Child as Child,
     Ended as Ended,
     Stop as Stop,
-    Tell as Tell,
     TrainOrder as TrainOrder,
     run_child as run_child,
     stopping as stopping,
@@ -29,3 +28,4 @@ from .results import (
     PredictResult as PredictResult,
     TrainResult as TrainResult,
 )
+from .serving import Tell as Tell

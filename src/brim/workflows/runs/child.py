@@ -16,27 +16,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import SimpleQueue
 from types import FrameType
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import brim.errors
 from brim.errors import BrimError, Problem
-
-
-class Tell(Protocol):
-    """Send messages to the process that started a child, or hear what that one sends; its function is given one."""
-
-    def __call__(self, **message: Any) -> None: ...
-
-    def hear(self) -> dict[str, Any]:
-        """Wait for the next message."""
-        ...
+from brim.workflows.runs.serving import FAILED, PYTHON, READ_BYTES, SERVE, SIGNALS, START, Tell, write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +55,18 @@ def _ending(code: int) -> str:
 def _last_line(log: Path | None) -> str:
     if log is None:
         return ""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return f": {lines[-1]}" if lines else ": it said nothing"
+    lines = _last_lines(log, 1)
+    return f": {lines[0].strip()}" if lines else ": it said nothing"
+
+
+def _last_lines(log: Path, most: int) -> list[str]:
+    """Return the last lines of what a child printed, without empty ones and without secrets."""
+    from brim.config.text import mask_text
+
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - READ_BYTES))
+        text = mask_text(file.read().decode(errors="replace"))
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-most:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,51 +81,26 @@ class TrainOrder:
     num_processes: int = 1  # that train together
 
 
-_INTERRUPTED = 130
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 _WAIT_S = 0.5
 
-_READ_BYTES = 1 << 16
+_END_S = 5.0  # in which a process that was killed ends, unless a driver holds it
 
 _PATIENCE = 2  # signals that are passed on; one more kills the child
 
-_PYTHON = (sys.executable, "-W", "ignore::FutureWarning", "-W", "ignore::DeprecationWarning", "-c")
-
-# With this process's path: `-m` would put the current folder first, where the user may have a file named `json.py`.
-_START = "import sys; order = {order}; sys.path[:] = sys.argv[2:]\n"
-
 _FROM_STDIN = "open(0, 'rb', 0, closefd=False).readline()"  # as far as the line goes: others may follow
 
-_SERVE = (  # which catches Ctrl-C: to import takes seconds
-    "def call(order, tell):\n"
-    "    from {module} import {name}\n"
-    "    return {name}(order, tell)\n"
-    "sys.exit(serve(call, order, told, heard))"
-)
-
 _CHILD = (
-    _START.format(order=_FROM_STDIN)
-    + "from brim.workflows.runs.child import messages, serve, signal_when_alone\n"
+    START.format(order=_FROM_STDIN)
+    + "from brim.workflows.runs.serving import messages, serve, signal_when_alone\n"
     + "heard = signal_when_alone(int(sys.argv[1])); told = messages()\n"
-    + _SERVE
+    + SERVE
 )
 
 _LAUNCHER = (
-    _START.format(order=_FROM_STDIN)
-    + "from brim.workflows.runs.child import launch, signal_when_alone\n"
+    START.format(order=_FROM_STDIN)
+    + "from brim.workflows.runs.serving import launch, signal_when_alone\n"
     + "signal_when_alone(int(sys.argv[1])); sys.exit(launch('{module}', '{name}', order, {num_processes}, {folder!r}))"
 )
-
-_RANK = (
-    _START.format(order="open(sys.argv[1], encoding='utf-8').read()")
-    + "from brim.distributed import watch_parent; watch_parent()\n"
-    + "from brim.workflows.runs.child import messages, serve; told, heard = messages(), None\n"
-    + _SERVE
-)
-
-_FAILED = "failed"  # the key of the message on an error
 
 
 class Stop:
@@ -149,7 +123,7 @@ def stopping() -> Iterator[Stop]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.signal(number, stop.ask) for number in _SIGNALS}
+    before = {number: signal.signal(number, stop.ask) for number in SIGNALS}
     try:
         yield stop
     finally:
@@ -191,12 +165,12 @@ def run_child(
 
 
 class Child:
-    """Hold a function of brim that runs in a child process, and talk with it. Closing kills it.
+    """Hold a function of brim that runs in a child process, and talk with it. Closing kills it, and what it started.
 
     function: of a module of brim. log: a file for what the process prints; None: it is printed here. environment:
-    further variables; this process's own win. when_alone: the signal that the child gets once this process has ended.
-    num_processes: that train together, each of which calls the function; messages and the result are the first one's,
-    and the error is that of the one that failed first. They are not sent further lines.
+    variables that it has beside this process's, or instead. when_alone: the signal that the child gets once this
+    process has ended. num_processes: that train together, each of which calls the function; messages and the result are
+    the first one's, and the error is that of the one that failed first. They are not sent further lines.
     """
 
     def __init__(
@@ -210,7 +184,9 @@ class Child:
         num_processes: int = 1,
     ) -> None:
         self.ended: Ended | None = None
-        self._begun: bytes = b""  # a line that is not whole yet
+        self._log = log
+        self._begun = bytearray()  # a line that is not whole yet
+        self._unsent = bytearray()  # for which the pipe has no room yet
         self._told: dict[str, Any] = {}  # its last message: how it ended; empty where it did not say
         self._folder = ExitStack()  # of this process, since the launcher may be killed
         folder = None
@@ -218,37 +194,76 @@ class Child:
             temporary = tempfile.TemporaryDirectory(prefix="brim-processes-", ignore_cleanup_errors=True)
             folder = self._folder.enter_context(temporary)
         self.process = _process(function, log, environment or {}, when_alone, num_processes, folder)
-        self.send(order)
+        assert self.process.stdin is not None, "it was opened as a pipe"
+        write(self.process.stdin, order)  # which every child reads at once
+        os.set_blocking(self.process.stdin.fileno(), False)
 
     def fileno(self) -> int:
         """Return what `select` waits for."""
         assert self.process.stdout is not None, "it was opened as a pipe"
         return self.process.stdout.fileno()
 
+    def sends(self) -> list[IO[bytes]]:
+        """Return what `select` waits for where something is left to send: nothing otherwise."""
+        return [self.process.stdin] if self._unsent and self.process.stdin is not None else []
+
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message, which its function hears; one that ends cannot."""
+        """Send a message, which its function hears; one that ends cannot. What the pipe does not take, `send_on` does.
+
+        It does not wait: a child that is stopped reads nothing.
+        """
+        self._unsent += json.dumps(message).encode() + b"\n"
+        self.send_on()
+
+    def send_on(self) -> None:
+        """Send as much of what is left as the pipe takes."""
         assert self.process.stdin is not None, "it was opened as a pipe"
-        _write(self.process.stdin, message)
+        try:
+            while self._unsent:
+                del self._unsent[: os.write(self.process.stdin.fileno(), self._unsent)]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:  # this process will see how it has ended
+            self._unsent.clear()
 
     def heard(self) -> Iterator[dict[str, Any]]:
         """Wait until there are messages, or it has ended; yield the whole ones, without a line that a kill cut off."""
-        if not (read := os.read(self.fileno(), _READ_BYTES)):
-            code, told = self.process.wait(), self._told  # before its stdin is closed, which would end it
-            error = _error_of(told[_FAILED]) if _FAILED in told else None
-            self.ended = Ended(code=code, is_done="done" in told, result=told.get("done"), error=error)
+        if not (read := os.read(self.fileno(), READ_BYTES)):
+            self._end()
             return
-        *whole, self._begun = (self._begun + read).split(b"\n")
+        self._begun += read
+        if b"\n" not in read:  # of a long line no part is looked at twice
+            return
+        *whole, self._begun = self._begun.split(b"\n")
         for line in whole:
-            message: dict[str, Any] = json.loads(line)
-            if message.keys() & {"done", _FAILED}:
+            message = _message(line)
+            if message.keys() & {"done", FAILED}:
                 self._told = message
-            else:
+            elif message:
                 yield message
 
+    def has_ended(self) -> bool:
+        """Return whether it has ended, and all was heard, though what it has started may hold its stdout open."""
+        if self.ended is None and self.process.poll() is not None and not select.select([self], [], [], 0)[0]:
+            self._end()
+        return self.ended is not None
+
+    def last_lines(self, most: int) -> list[str]:
+        """Return the last lines of what it has printed into its log."""
+        return [] if self._log is None else _last_lines(self._log, most)
+
+    def _end(self) -> None:
+        code, told = self.process.wait(), self._told  # before its stdin is closed, which would end it
+        error = _error_of(told[FAILED]) if FAILED in told else None
+        self.ended = Ended(code=code, is_done="done" in told, result=told.get("done"), error=error)
+
     def close(self) -> None:
-        """Kill it, where it still runs."""
+        """Kill it, where it still runs, and what it has started. One that a driver holds is left."""
+        with suppress(ProcessLookupError, PermissionError):  # it has a session, and so a group, of its own
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
-        self.process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_END_S)
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None, "it was opened as a pipe"
             stream.close()
@@ -270,25 +285,23 @@ def _process(
     with ExitStack() as stack:
         # In a session of its own, so that a terminal's Ctrl-C reaches it once, through `stop`.
         return subprocess.Popen(
-            [*_PYTHON, start, str(int(when_alone)), *sys.path],
+            [*PYTHON, start, str(int(when_alone)), *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if log is None else stack.enter_context(log.open("wb")),
             bufsize=0,
-            env={**environment, **os.environ},
+            env={**os.environ, **environment},
             start_new_session=True,
         )
 
 
-def _write(stream: IO[bytes], message: Mapping[str, Any]) -> None:
-    """Write a line to an unbuffered stream: a signal's handler cannot write to a buffered one that is being written.
-
-    Where nobody reads any more, the other process has ended, and this one will see that without it.
-    """
-    line = json.dumps(message).encode() + b"\n"
-    with suppress(BrokenPipeError):
-        while line:  # a signal may cut a write short
-            line = line[stream.write(line) :]
+def _message(line: bytes | bytearray) -> dict[str, Any]:
+    """Return a child's message; an empty one for a line of others: what runs before brim's code may print, too."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return {}
+    return message if isinstance(message, dict) else {}
 
 
 def _error_of(told: Mapping[str, Any]) -> BrimError:
@@ -297,129 +310,3 @@ def _error_of(told: Mapping[str, Any]) -> BrimError:
     assert issubclass(kind, BrimError), "as the child wrote it"
     error: BrimError = kind(*(Problem(**problem) for problem in told["problems"]))
     return error
-
-
-def messages() -> IO[bytes]:
-    """Return the stream for messages, in the child; what libraries print goes to stderr from now on."""
-    stream = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    return stream
-
-
-class _Tell:
-    """Send lines of JSON, and receive them."""
-
-    def __init__(self, stream: IO[bytes], lines: SimpleQueue[bytes]) -> None:
-        self._stream, self._lines = stream, lines
-
-    def __call__(self, **message: Any) -> None:
-        _write(self._stream, message)
-
-    def hear(self) -> dict[str, Any]:
-        message: dict[str, Any] = json.loads(self._lines.get())
-        return message
-
-
-def serve(
-    function: Callable[[Mapping[str, Any], Tell], Any],
-    order: str | bytes,
-    stream: IO[bytes],
-    lines: SimpleQueue[bytes] | None = None,
-) -> int:
-    """Carry out an order, in the child. Return 0 where its result or its error was sent. lines: that come later."""
-    tell = _Tell(stream, lines or SimpleQueue())
-    try:
-        tell(done=function(json.loads(order), tell))
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    except BrimError as error:
-        return _fail(stream, error)
-    except Exception as error:
-        return _fail(stream, BrimError(_out_of_memory(error) or _mistake(error)))
-    return 0
-
-
-def launch(module: str, name: str, order: bytes, num_processes: int, folder: str) -> int:
-    """Have several processes carry out an order together, in the child, whose stdout is the first one's.
-
-    Return 0 where its result, or the error of the one that failed first, was sent. folder: for temporary files.
-    """
-    from brim.distributed import launch_processes
-
-    file = Path(folder) / "order.json"
-    file.write_bytes(order)
-    command = [*_PYTHON, _RANK.format(module=module, name=name), str(file), *sys.path]
-    with os.fdopen(os.dup(1), "wb", buffering=0) as stream:
-        try:
-            ended = launch_processes(command, num_processes, folder=Path(folder))
-        except KeyboardInterrupt:
-            return _INTERRUPTED
-        except BrimError as error:
-            return _fail(stream, error)
-        for line in ended.message.splitlines():
-            if line.startswith(f'{{"{_FAILED}"'):
-                _write(stream, json.loads(line))
-                return 0
-            sys.stderr.write(f"{line}\n")
-        return ended.code
-
-
-def _fail(stream: IO[bytes], error: BrimError) -> int:
-    """Send an error, and return 0; a process that was launched leaves it with its launcher, which sends the first."""
-    kind = type(error).__name__
-    told = {_FAILED: {"error": kind, "problems": [asdict(problem) for problem in error.problems]}}
-    if _left(json.dumps(told), error.exit_code, follows=kind == "PeerError"):
-        return error.exit_code
-    _write(stream, told)
-    return 0
-
-
-def _left(message: str, exit_code: int, *, follows: bool = False) -> bool:
-    if "WORLD_SIZE" not in os.environ:
-        return False
-    from brim.distributed import leave_message
-
-    return leave_message(message, exit_code, follows=follows)
-
-
-def _out_of_memory(error: Exception) -> Problem | None:
-    if "torch" not in sys.modules and isinstance(error, RuntimeError):
-        return None  # of no device: it is not worth the seconds in which PyTorch is imported
-    from brim.batching.memory import is_out_of_memory
-
-    if not is_out_of_memory(error):
-        return None
-    what, fix = "the device, or the machine, ran out of memory", "free memory; `brim plan` shows what would help"
-    return Problem(what=what, fix=fix)
-
-
-def _mistake(error: Exception) -> Problem:
-    from brim.config.text import mask_text
-
-    if not _left(trace := mask_text(traceback.format_exc()), BrimError.exit_code):
-        sys.stderr.write(trace)
-    told = mask_text(f"{type(error).__name__}: {error}").splitlines()[0]
-    return Problem(what=f"a mistake in brim or in a library: {told}", fix="see the traceback that it printed")
-
-
-def signal_when_alone(number: int) -> SimpleQueue[bytes]:
-    """Send this process the signal once its stdin closes, as it does when the process that started it ends.
-
-    Return where the lines come that it reads until then.
-    """
-    lines: SimpleQueue[bytes] = SimpleQueue()
-    threading.Thread(target=_watch, args=(number, lines), daemon=True).start()
-    return lines
-
-
-def _watch(number: int, lines: SimpleQueue[bytes]) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # they are the main thread's
-    # Not sys.stdin: its lock would be held when Python ends.
-    begun: list[bytes] = []
-    while read := os.read(0, _READ_BYTES):
-        *whole, rest = read.split(b"\n")
-        for line in whole:
-            lines.put(b"".join([*begun, line]))
-            begun.clear()
-        begun.append(rest)
-    os.kill(os.getpid(), number)
