@@ -102,7 +102,7 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "initialize": ("rand", 3, None, True, "random"),
     "random_seed": (-1, 2**32, 1.5, "x", True, None, NAN, []),
     "trust_remote_code": ("yes", 3, None, [], 1),
-    "backend": (*SECTIONS, "ray", {"type": "horovod"}, {"type": "local", "x": 1}),
+    "backend": (*SECTIONS, "dask", {"type": "horovod"}, {"type": "local", "x": 1}),
 }  # fmt: skip
 
 _DEEP = 100_000

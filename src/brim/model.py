@@ -14,7 +14,7 @@ from brim.config.text import dump
 from brim.data import Split, check_split
 from brim.data.read import Data, Source, read
 from brim.data.tokens import require_same_tokens
-from brim.distributed import Place, joined, num_processes
+from brim.distributed import Place, joined
 from brim.memory.devices import limit_lifted
 from brim.models import LLM, is_adapted, load_llm
 from brim.notes import OnBatch, Say, status, warning
@@ -153,7 +153,7 @@ class Model:
         with_texts: bool = False,
         against: str | Path | None = None,
         batch_size: int | None = None,
-        gpus: int | str = 1,
+        gpus: int | str | None = None,
         say: Say | None = show,
     ) -> EvaluateResult:
         """Compute loss, perplexity, token and sequence accuracy of a split, each with its 95% interval.
@@ -167,8 +167,8 @@ class Model:
         batch_size: rows at once, for this call; default: `trainer.eval_batch_size`. gpus: as in `predict`. say: as in
         `train`.
         """
-        number = num_processes(str(gpus), None)
-        if number > 1:
+        number = prediction.num_members(self.config, gpus)
+        if not prediction.is_one_process(self.config, number):
             self._let_go()
         with listening(say, is_short=True) as told:
             session = self._open()
@@ -205,7 +205,7 @@ class Model:
         on_error: OnError | None = None,
         on_overlong: OnOverlong | None = None,
         keep_weights: bool = True,
-        gpus: int | str = 1,
+        gpus: int | str | None = None,
         say: Say | None = show,
         on_batch: OnBatch | None = None,
     ) -> PredictResult:
@@ -216,8 +216,8 @@ class Model:
         resume: continue what was begun for this output; finished responses are kept. key: the column that identifies a
         row; default: its number. on_error, on_overlong: what becomes of rows that cannot be used, and of prompts that
         are too long. keep_weights: with False, the weights are given up with the call, so that an adapter is merged
-        without a copy. gpus: processes that generate, or "all", one a GPU or sharing the CPU, each with its own model.
-        say: as in `train`. on_batch: is called with the number of rows that have been finished since.
+        without a copy. gpus: processes that generate, or "all", one a GPU or sharing the CPU, each with its own model;
+        None: one, or all of a Ray cluster. say: as in `train`. on_batch: is called with the number of rows done since.
         """
         wanted = prediction.Wanted(
             output=None if output is None else Path(output),
@@ -227,11 +227,11 @@ class Model:
             key=key,
             on_error=on_error,
             on_overlong=on_overlong,
-            num_members=num_processes(str(gpus), None),
+            num_members=prediction.num_members(self.config, gpus),
             is_unnamed=dataset is None,
         )
         wanted.require_place()
-        if wanted.num_members > 1:
+        if not prediction.is_one_process(self.config, wanted.num_members):
             self._let_go()  # each process has the weights, and this one none
         session = self._open()
         sizes = _given(batch_size, prediction.size_for_generating(session.config))
@@ -423,7 +423,7 @@ class Model:
 
     def _weights(self, say: Say = say_nothing) -> LLM:
         if self._llm is None:
-            say(status("loading the model"))
+            say(prediction.loading_note(self.config))
             session = self._open()
             self._llm = load_llm(session.config, session.folder, session.device, trainable=False)
         return self._llm

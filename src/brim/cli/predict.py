@@ -167,16 +167,15 @@ def predict(
     _check_flags(output, plan=plan, device=device, memory=memory)
     model = open_model(config_or_run, overrides or [], dataset, with_answers=False)
     from brim.data import check_split
-    from brim.distributed import num_processes
     from brim.report import Screen
-    from brim.workflows.prediction import Wanted, check_policies, plan_prediction
+    from brim.workflows.prediction import Wanted, check_policies, num_members, plan_prediction
 
     how: dict[str, Any] = {"split": check_split(split) or "full", "scores": scores, "key": key}
     how["on_error"], how["on_overlong"] = check_policies(on_error, on_overlong)
     if plan:
         memory_bytes = device_memory(memory)
         check_device(device, memory_bytes)
-        members = num_processes(gpus, None, is_here=device is None and memory_bytes is None)
+        members = num_members(model.config, gpus, is_here=device is None and memory_bytes is None)
         wanted = Wanted(output=None, num_members=members, is_unnamed=dataset is None, **how)
         with Screen(is_short=not (verbose or as_json), hint="--verbose") as screen:
             made = plan_prediction(
@@ -185,9 +184,7 @@ def predict(
             print_plan(made, screen, title=Path(model.config.base_model).name, verbose=verbose, as_json=as_json)
         return
     with Screen(is_short=not verbose, hint="--verbose") as screen, resumable():
-        result = model.predict(
-            dataset, output=output, resume=resume, keep_weights=False, gpus=gpus or 1, say=screen, **how
-        )
+        result = model.predict(dataset, output=output, resume=resume, keep_weights=False, gpus=gpus, say=screen, **how)
     if as_json:
         print(json.dumps(_as_json(result)))
     else:
@@ -296,7 +293,7 @@ def evaluate(
     if rows is not None:
         check_output(Path(rows))
     with Screen(is_short=not verbose, hint="--verbose") as screen:
-        how: dict[str, Any] = {"with_texts": texts, "against": other, "gpus": gpus or 1, "say": screen}
+        how: dict[str, Any] = {"with_texts": texts, "against": other, "gpus": gpus, "say": screen}
         result = model.evaluate(dataset, split=check_split(split), **how)
     if rows is not None:
         write_predictions(result.rows, Path(rows))

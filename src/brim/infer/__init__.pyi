@@ -6,6 +6,7 @@ from .activations import (
     first_vectors as first_vectors,
     named_layers as named_layers,
 )
+from .actors import Actors as Actors, num_actors as num_actors
 from .journal import (
     DoneRows as DoneRows,
     HeldRecords as HeldRecords,

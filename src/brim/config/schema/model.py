@@ -79,7 +79,8 @@ class BackendTrainer(Section):
     num_workers: PositiveInt | None = key(
         None,
         "GPUs of this machine, each with a process; on a CPU, processes. null: one. `brim train --gpus` wins, and so "
-        "does a launcher such as torchrun.",
+        "does a launcher such as torchrun. With `type: ray`: actors that predict; null: as many as the cluster has "
+        "GPUs, or on CPUs machines.",
     )
     dealing: Literal["planned", "claimed"] = key(
         "planned",
@@ -93,11 +94,16 @@ class BackendTrainer(Section):
 class BackendConfig(Section):
     """The run takes place here."""
 
-    type: Literal["local"] = key("local", "These machines. `backend: local` is short for `{type: local}`.")
+    type: Literal["local", "ray"] = key(
+        "local",
+        "`local`: this machine, and those of a launcher. `ray`, for `brim predict` and `brim evaluate`: the Ray "
+        "cluster that RAY_ADDRESS names, or one that is begun on this machine. `backend: local` is short for "
+        "`{type: local}`.",
+    )
     trainer: BackendTrainer = key(BackendTrainer(), "Training on several GPUs.")
 
 
-BackendField: TypeAlias = Annotated[BackendConfig, Short(types=("local",), default="local")]
+BackendField: TypeAlias = Annotated[BackendConfig, Short(types=("local", "ray"), default="local")]
 
 
 TokenIds: TypeAlias = Items[NonNegativeInt]

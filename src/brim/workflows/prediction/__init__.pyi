@@ -6,6 +6,7 @@ from .evaluation import (
     evaluate_splits as evaluate_splits,
     size_for_generating as size_for_generating,
 )
+from .members import is_one_process as is_one_process, num_members as num_members
 from .output import (
     Wanted as Wanted,
     check_output as check_output,
@@ -20,4 +21,4 @@ from .prompts import (
     require_rows as require_rows,
 )
 from .run import answered as answered, plan_prediction as plan_prediction, predict as predict
-from .scoring import scorer as scorer
+from .scoring import loading_note as loading_note, scorer as scorer

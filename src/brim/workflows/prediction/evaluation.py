@@ -40,7 +40,7 @@ from brim.session import Session, with_labels
 from brim.train import RunFolder
 from brim.units import format_count
 from brim.workflows.prediction.launch import planned_engine
-from brim.workflows.prediction.members import Several
+from brim.workflows.prediction.members import Several, is_one_process
 from brim.workflows.prediction.merged import adapter_merged
 from brim.workflows.prediction.prompts import continuable
 from brim.workflows.prediction.scoring import Load, batches_for, scored
@@ -127,7 +127,7 @@ class Contender:
         """
         with ExitStack() as stack:
             model: LLM | Several
-            if num_members == 1:
+            if is_one_process(self.session.config, num_members):
                 model = load()
             else:
                 model = stack.enter_context(Several(self.session, num_members, is_spent=True, say=say))

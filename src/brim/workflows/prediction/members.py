@@ -1,4 +1,4 @@
-"""Predict by several processes of this machine, one a GPU: a coordinator, and members that each run a model.
+"""Predict by several processes, one a GPU, of this machine or a Ray cluster: a coordinator, and members with a model.
 
 The coordinator is the process that the user started. It reads the data, keeps the job and deals leases (brim.infer
 says how), and loads no weights. A member is `member`, in a child process: it opens the same session, loads the model,
@@ -26,16 +26,18 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from brim.config import Choice, load_config
+from brim.config.schema import Config
 from brim.data.tokens import TokenRow, TokenRows
-from brim.distributed import timeout_of_environment
+from brim.distributed import num_processes, timeout_of_environment
 from brim.errors import BrimError, ConfigError
-from brim.infer import DoneRows, Members, Work, score_bytes
+from brim.infer import Actors, DoneRows, Members, Team, Work, num_actors, score_bytes
 from brim.infer.engines import Finished, Response
 from brim.infer.metrics import BATCH_TOKENS, Scores, rows_to_score, score_batches
 from brim.memory.devices import limit_lifted
 from brim.models import load_llm, model_note, no_library_warnings
 from brim.notes import OnBatch, Say, is_told, kind_of, short_of, status, topic_of
 from brim.session import Session, open_session, with_choices
+from brim.units import format_count
 from brim.workflows.prediction.generation import Generation
 from brim.workflows.prediction.job import differences, fingerprint
 from brim.workflows.prediction.scoring import Load, batches_for, scored
@@ -60,6 +62,24 @@ _SHOWN = 20  # lines of what a process printed that has died
 Lost: TypeAlias = Callable[[int, BrimError], None]  # gets a position, and how the last process ended that had it
 
 
+def num_members(config: Config, gpus: int | str | None, *, is_here: bool = True) -> int:
+    """Return how many processes predict: of this machine, one by default, or actors of a Ray cluster, all by default.
+
+    Raises InputError as num_processes and Actors do.
+    """
+    if config.backend.type == "local":
+        return num_processes(str(1 if gpus is None else gpus), None, is_here=is_here)
+    asked = config.backend.trainer.num_workers if gpus is None else gpus
+    if asked in (None, "all"):
+        return num_actors(torch.cuda.is_available())
+    return num_processes(str(asked), None, is_here=False)
+
+
+def is_one_process(config: Config, number: int) -> bool:
+    """Return whether this process predicts itself: a Ray cluster may also be there for a lone actor's GPU."""
+    return number == 1 and config.backend.type == "local"
+
+
 class Several(AbstractContextManager["Several"]):
     """Respond to prompts, and score responses, by several processes, which are started when there is something to do.
 
@@ -72,6 +92,7 @@ class Several(AbstractContextManager["Several"]):
         self._session, self._number, self._is_spent, self._say = session, number, is_spent, say
         self._members: Members | None = None
         self._stack = ExitStack()
+        self._cluster: Mapping[str, Any] = {}
         self.about: dict[str, Any] = {}
 
     def __exit__(self, *exception: object) -> None:
@@ -100,7 +121,8 @@ class Several(AbstractContextManager["Several"]):
         work = Work(costs=costs, job=job, lease=lambda units: _packed(prompts.take(units)), keep=keep, lose=on_lost)
         first = self._team().begin(work)
         rows = first.get("rows_at_once")
-        self.about = {**first, "rows_at_once": rows and rows * self._number, "num_members": self._number}
+        about = {**first, **self._cluster, "num_members": self._number}
+        self.about = {**about, "rows_at_once": rows and rows * self._number}
         self._say(status("generating", is_planned=True))
 
     def run(self, prompts: TokenRows, *, on_finished: Callable[[Sequence[Finished]], None]) -> None:
@@ -170,21 +192,33 @@ class Several(AbstractContextManager["Several"]):
 
     def _team(self) -> Members:
         if self._members is None:
-            self._say(status(f"starting {self._number} processes"))
+            self._say(status(f"starting {format_count(self._number, 'process', 'processes')}"))
             config = self._session.config.model_dump(mode="json", exclude_unset=True)
             prints = fingerprint(self._session, split="full")
             order = {"config": config, "fingerprint": prints, "members": self._number}
-            team, limit_s = self._stack.enter_context(Processes(order, self._number)), timeout_of_environment()
+            team, limit_s = self._started(partial(Processes, order, self._number)), timeout_of_environment()
             self._members = Members(team, say=self._say, most_silent_s=limit_s)
         return self._members
 
+    def _started(self, processes: Callable[[int], Processes]) -> Team:
+        """Return those that are to start: of this machine, or one for each actor of a Ray cluster."""
+        if self._session.config.backend.type == "local":
+            return self._stack.enter_context(processes(self._number))
+        gpus = self._session.device.type == "cuda"
+        actors = Actors(processes, self._number, gpus=gpus, say=self._say)
+        self._cluster = actors.about
+        return self._stack.enter_context(actors)
+
 
 class Processes(AbstractContextManager["Processes"]):
-    """Start members as child processes, and talk with them: a brim.infer.Team. None outlives the context."""
+    """Start members as child processes, and talk with them: a brim.infer.Team. None outlives the context.
 
-    def __init__(self, order: Mapping[str, Any], size: int) -> None:
-        self.size = size
-        self._order = order
+    size: of all members; num_here: of those that share this machine.
+    """
+
+    def __init__(self, order: Mapping[str, Any], size: int, num_here: int) -> None:
+        self.size, self._num_here = size, num_here
+        self._order = {**order, "num_here": num_here}
         self._children: dict[int, Child] = {}
         self._logs: dict[int, Path] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="brim-members-"))  # of what they print
@@ -203,7 +237,7 @@ class Processes(AbstractContextManager["Processes"]):
             {**self._order, "member": member},
             log=self._logs[member],
             environment={
-                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // self.size))),
+                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // self._num_here))),
                 **_card(member),
             },
         )
@@ -292,7 +326,7 @@ def _session_of(order: Mapping[str, Any]) -> Session:
             fix="give all of them the same files and versions",
         )
     # GPUs are not shared.
-    return replace(session, num_processes=order["members"] if session.device.type == "cpu" else 1)
+    return replace(session, num_processes=order["num_here"] if session.device.type == "cpu" else 1)
 
 
 def _generating(

@@ -38,7 +38,7 @@ from brim.workflows.prediction.evaluation import responses_to
 from brim.workflows.prediction.generation import Generation, score_missing
 from brim.workflows.prediction.job import Job, as_begun, fingerprint, open_job
 from brim.workflows.prediction.launch import engine_by_hand, with_engine
-from brim.workflows.prediction.members import Several
+from brim.workflows.prediction.members import Several, is_one_process
 from brim.workflows.prediction.merged import request_as_merged
 from brim.workflows.prediction.output import (
     Counts,
@@ -234,7 +234,7 @@ class _Work:
             on_batch(self.responses.num_done)
         with ExitStack() as stack:
             several = None
-            if wanted.num_members > 1:
+            if not is_one_process(self._session.config, wanted.num_members):
                 is_spent = not wanted.scores
                 several = Several(self._session, wanted.num_members, is_spent=is_spent, say=say)
                 stack.enter_context(several)

@@ -15,18 +15,26 @@ from numpy.typing import NDArray
 
 from brim.batching import cutter_of
 from brim.batching.memory import peak_meter
+from brim.config.schema import Config
 from brim.data.tokens import TokenRows
 from brim.distributed import ALONE, Ranks, Sharded
 from brim.infer.engines import Batches, RowsAtOnce, RowsByCost, RowsByTrial, Smaller, longest_first
 from brim.infer.metrics import Scores, score_rows
 from brim.memory.devices import settle_heap
 from brim.models import LLM
-from brim.notes import OnBatch, Say, status
+from brim.notes import OnBatch, Say, status, warning
 from brim.planning import ForwardPlan, Unplanned, plan_forward, scoring_lines
 from brim.session import Session
 
 Load: TypeAlias = Callable[[], LLM]  # loads the weights, or returns those that are loaded
 OnSmaller: TypeAlias = Callable[[Smaller], None]  # called each time that fewer rows go on together
+
+
+def loading_note(config: Config) -> str:
+    """Return what is said when this process loads the model itself, for which a Ray cluster has no use."""
+    if config.backend.type == "local":
+        return status("loading the model")
+    return warning("backend.type: ray has no effect here: this process loads the model and computes", topic="run")
 
 
 def batches_for(

@@ -21,7 +21,7 @@ from brim.config.schema import Config, FinetuneTrainer
 from brim.data import Prepared
 from brim.data.read import Ledger, Source
 from brim.data.tokens import TokenRows
-from brim.distributed import Ranks
+from brim.distributed import Ranks, require_no_ray
 from brim.errors import InputError
 from brim.memory.devices import Budget, Device, budget_of, device_at_hand, enforce, settle_heap
 from brim.models import LLM
@@ -43,8 +43,9 @@ def among(ranks: Ranks, config: Config, session: Session) -> Session:
     """Return the session of one of several processes: they share a CPU's memory, or have a GPU each.
 
     config: as this process was given it. Raises InputError where another one was given something else, and
-    ConfigError where the run cannot be sharded and is to be.
+    ConfigError where the run cannot be sharded and is to be, and for a Ray cluster.
     """
+    require_no_ray(config)
     if ranks.are_several:
         ranks.agree(dict(_keys(config.model_dump(mode="json"))))
     if is_sharded_run(session.config, ranks.size):
