@@ -232,7 +232,11 @@ OFFLOAD = {"memory": {"offload": "weights"}}  # which one rank alone can do; on 
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("changes", [{"trainer": {"enable_gradient_checkpointing": True}}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "changes",
+    [{"trainer": {"enable_gradient_checkpointing": of}} for of in (True, 2)] + [LORA],
+    ids=["full", "half of the layers", "lora"],
+)
 def test_a_rank_holds_what_is_predicted(changes, ranks, tmp_path):
     make_base(tmp_path / "base", **WIDE)
     trainer = {"enable_gradient_checkpointing": False, "chunked_loss": False, "packing": False}

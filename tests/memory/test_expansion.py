@@ -231,6 +231,20 @@ def test_training(llama, settings):
     check(training(llama, **settings), "train", [4])
 
 
+SOME = {
+    "full, accumulated, bf16-mixed": (7, 12, 8, {**TWICE, "precision": "bf16-mixed"}),
+    "lora, dropout, few others": (8, 11, 7, {**DROPPED}),
+    "4-bit, few": (3, 9, 7, {"quantization": {"bits": 4}, **LORA}),
+    "full, all": (6, 6, 4, {}),
+}
+
+
+@pytest.mark.parametrize(("some", "num_layers", "num_recorded", "settings"), SOME.values(), ids=SOME)
+def test_training_where_some_layers_are_recomputed(some, num_layers, num_recorded, settings, tmp_path):
+    folder = write_folder(tmp_path, "llama", num_hidden_layers=num_layers)
+    check(training(folder, enable_gradient_checkpointing=some, **settings), "train", [num_recorded])
+
+
 def test_evaluation_and_generation(llama):
     check(untrained(llama), "evaluate", [4])
     check(untrained(llama), "generate", [4, 4])

@@ -54,6 +54,26 @@ def test_weights_are_those_of_the_file_in_the_asked_for_dtype_and_the_model_is_r
     assert {weight.dtype for weight in load(folder).parameters()} == {torch.bfloat16}  # as they are stored
 
 
+def test_layers_that_are_recomputed_give_the_same_gradients_and_there_are_not_more_of_them_than_layers(tmp_path):
+    make_llama(tmp_path, num_hidden_layers=4)
+    make_tokenizer(tmp_path)
+
+    def loaded(layers):
+        trainer = {"type": "finetune", "enable_gradient_checkpointing": layers}
+        config = load_config({"base_model": str(tmp_path), "trainer": trainer}).config
+        model = load_llm(config, locate(str(tmp_path)), CPU, trainable=True).model.train()
+        ids = torch.arange(12).view(2, 6)
+        model(input_ids=ids, labels=ids).loss.backward()
+        return [each.gradient_checkpointing for each in model.model.layers], [w.grad for w in model.parameters()]
+
+    (_, plain), (some, of_some), (every, of_every) = map(loaded, (False, 3, True))
+    assert (some, every) == ([True] * 3 + [False], [True] * 4)
+    assert all(map(torch.equal, plain, of_some))
+    assert all(map(torch.equal, plain, of_every))
+    with refused("trainer.enable_gradient_checkpointing: LlamaForCausalLM has fewer … or to a smaller number"):
+        loaded(5)
+
+
 def test_random_weights_follow_the_seed_and_do_not_look_at_stored_ones(tiny_base, folder):
     def embedding(base=tiny_base, **settings):
         return load(base, **settings).get_input_embeddings().weight

@@ -1,11 +1,9 @@
 from .predict import (
     Asked as Asked,
-    UntraceableError as UntraceableError,
     ask as ask,
     predict_memory as predict_memory,
     require_in_context as require_in_context,
     require_whole as require_whole,
-    tracing as tracing,
     with_checkpointing as with_checkpointing,
 )
 from .prediction import (
@@ -18,6 +16,7 @@ from .prediction import (
     Offload as Offload,
     Timeline as Timeline,
 )
+from .traces import UntraceableError as UntraceableError, tracing as tracing
 from .variants import (
     Compared as Compared,
     Failed as Failed,

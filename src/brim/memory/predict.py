@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
 from brim.config import WAYS as WAYS_TO_MOVE, Choice, DeviceFacts, Resolution, default_rows, load_config, resolve
 from brim.config.schema import Config, FinetuneTrainer
-from brim.errors import ConfigError, InputError, ModelError, Problem
+from brim.errors import ConfigError, InputError, ModelError
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.devices import Device, budget_of, device_at_hand, device_of, find_device
 from brim.memory.events import Phase
 from brim.memory.prediction import MOST_GPUS, MOST_MEMORY_BYTES, MOST_ROWS, MOST_TOKENS, MemoryPrediction, Offload
-from brim.memory.traces import LEAST_TOKENS, Job, Traces
+from brim.memory.traces import LEAST_TOKENS, Job, Traces, tracing
 from brim.models import (
-    LOADING_ERRORS,
     no_library_warnings,
     read_architecture,
     require_trainable,
@@ -37,10 +33,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from brim.memory.fsdp import Sharding
-
-
-# A trace watches all modules of the process and replaces functions of torch and transformers while it lasts.
-ONE_AT_A_TIME = threading.RLock()
 
 
 @no_library_warnings()
@@ -355,26 +347,43 @@ def answer(question: Question, *, shows_other: bool = True) -> MemoryPrediction:
             with_it = question.traces.predict(on, choices=choices)
         except ValueError:  # which transformers raises for an architecture that has none
             return replace(without, choices=(*without.choices, _NO_CHECKPOINTING))
+        room_bytes = _reservable_bytes(asked, with_it)
+        if asked.has_limit and not fits and with_it.reserved_bytes <= room_bytes and shows_other:
+            for some in _of_some_layers(question, without, with_it, room_bytes):
+                with_it = some
     is_taken = not fits if asked.has_limit else with_it.total_bytes < without.total_bytes
     taken, other = (with_it, without) if is_taken else (without, with_it)
     return replace(taken, other=other, choices=(*taken.choices, _why_checkpointed(asked, taken, other)))
 
 
-@contextmanager
-def tracing(folder: ModelFolder) -> Iterator[None]:
-    """Let one thread trace at a time. Raises UntraceableError for an architecture that cannot be traced."""
-    with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):  # what is built may draw numbers, and libraries do, too
+def _of_some_layers(
+    question: Question, without: MemoryPrediction, with_it: MemoryPrediction, room_bytes: int
+) -> Iterator[MemoryPrediction]:
+    """Yield predictions with fewer layers recomputed than all that still fit, the fewest last.
+
+    The first number follows from the line between none and all, the second from that between none and the first.
+    """
+    asked, found = question.asked, with_it
+    layers = asked.architecture.get_text_config().num_hidden_layers
+    for _ in range(2):
+        saved_bytes = max(without.reserved_bytes - found.reserved_bytes, 1)
+        number = max(-(-layers * (without.reserved_bytes - room_bytes) // saved_bytes), 2)
+        if number >= layers:
+            return
         try:
-            yield
-        except UNTRACEABLE as error:
-            if is_a_mistake_of_brims(error):
-                raise
-            raise UntraceableError(untraceable(error, folder)) from error
+            some = replace(asked, config=with_checkpointing(asked.config, number))
+            found = question.traces.predict(some, choices=question.choices)
+        except ConfigError:  # layers that cannot be told from each other
+            return
+        if found.reserved_bytes > room_bytes:
+            return
+        layers = number
+        yield found
 
 
-def with_checkpointing(config: Config, is_on: bool) -> Config:
-    """Return the configuration with gradient checkpointing on or off."""
-    trainer = config.trainer.model_copy(update={"enable_gradient_checkpointing": is_on})
+def with_checkpointing(config: Config, layers: int) -> Config:
+    """Return the configuration with gradient checkpointing of all layers (True), of none, or of so many."""
+    trainer = config.trainer.model_copy(update={"enable_gradient_checkpointing": layers})
     return config.model_copy(update={"trainer": trainer})
 
 
@@ -392,7 +401,8 @@ _NO_CHECKPOINTING = "gradient checkpointing: off (this architecture has none)"
 
 def _why_checkpointed(asked: Asked, taken: MemoryPrediction, other: MemoryPrediction) -> str:
     there, key = format_bytes(other.total_bytes), "trainer.enable_gradient_checkpointing: auto"
-    is_on = "on" if taken.gradient_checkpointing else "off"
+    number = taken.gradient_checkpointing
+    is_on = "on" if number is True else f"of the first {number} layers" if number else "off"
     if taken.gradient_checkpointing and not asked.has_limit:
         why = f"no device is named; without it, which is faster and chosen where it fits, {there} are needed"
     elif taken.gradient_checkpointing:
@@ -400,35 +410,6 @@ def _why_checkpointed(asked: Asked, taken: MemoryPrediction, other: MemoryPredic
     else:
         why = "it fits without" if asked.has_limit else f"with it {there} are needed, which is not less"
     return f"gradient checkpointing: {is_on} ({key}; {why})"
-
-
-class UntraceableError(ModelError):
-    """Report that there is no prediction for this architecture, which may train all the same."""
-
-
-# Raised by an architecture whose code asks for values or for something else that fake tensors do not have, and by
-# transformers for a config.json that does not fit.
-UNTRACEABLE = (*LOADING_ERRORS, LookupError)
-
-
-def is_a_mistake_of_brims(error: Exception) -> bool:
-    """Return whether an assertion of brim's own failed; torch, too, raises AssertionError, for wrong arguments."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    raised_in = "" if frame is None else str(frame.tb_frame.f_globals.get("__name__"))
-    return isinstance(error, AssertionError) and raised_in.startswith("brim.")
-
-
-def untraceable(error: Exception, folder: ModelFolder) -> Problem:
-    """Say why there is no prediction for this architecture."""
-    text = shorten(str(error), 300, placeholder=" …")  # torch may add a stack of its own
-    return Problem(
-        what=f"the architecture {folder.config.get('model_type')!r} cannot be traced: {type(error).__name__}: {text}",
-        where=folder.name,
-        expected="a causal language model whose tensors' shapes depend on the shape of its input alone",
-        fix="check config.json; measure the run itself with `brim memory --measure`",
-    )
 
 
 def _sharding_choices(sharding: Sharding | None) -> tuple[str, ...]:

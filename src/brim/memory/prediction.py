@@ -193,7 +193,7 @@ class MemoryPrediction:
     choices: tuple[str, ...]  # each automatic choice, with its reason
     quantization_bits: int | None = None  # of the base model's weights; None: not quantised
     has_chunked_loss: bool = False  # logits and loss are computed for a few positions at a time
-    gradient_checkpointing: bool | None = None  # of `train`
+    gradient_checkpointing: bool | int | None = None  # of `train`; a number: of so many first layers
     is_packed: bool = False  # the rows are one sequence, without padding
     host_bytes: int = 0  # of the host's memory, where weights are offloaded: these, gradients and the optimizer's state
     other: MemoryPrediction | None = None  # the same run with or without gradient checkpointing, where that is open

@@ -1,14 +1,21 @@
-"""Share traces of one configuration's phases among the devices on which they are the same."""
+"""Share traces of one configuration's phases among the devices on which they are the same.
+
+One thread traces at a time, and what cannot be traced is refused by name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import threading
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from textwrap import shorten
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from brim.config.schema import FinetuneTrainer
+from brim.errors import ModelError, Problem
 from brim.memory.allocator import AllocatorSettings, Replay
 from brim.memory.cuda import CudaTarget
 from brim.memory.devices import Device, cpu_device
@@ -26,6 +33,8 @@ from brim.memory.trace import (
     with_workspaces,
 )
 from brim.memory.workload import ConfigWorkload
+from brim.models import LOADING_ERRORS
+from brim.models.folders import ModelFolder
 from brim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -114,23 +123,24 @@ class Traces:
             told = f"host: {format_bytes(host_bytes)} of its memory for weights, gradients and the optimizer's state"
             setting = replace(setting, choices=(*setting.choices, told))
         trainer, quantization = asked.config.trainer, asked.config.quantization
-        is_on = isinstance(trainer, FinetuneTrainer) and trainer.enable_gradient_checkpointing is True
+        given = isinstance(trainer, FinetuneTrainer) and trainer.enable_gradient_checkpointing
+        checkpointing = given != "auto" and given  # without a plan, `auto` is off
         return replace(
             predict(rank.stream, setting, rank.replay, cuda_streams=rank.cuda_streams),
             quantization_bits=None if quantization is None else quantization.bits,
             has_chunked_loss=asked.phase != "generate" and trace.workload.has_chunked_loss,
-            gradient_checkpointing=is_on if asked.phase == "train" else None,
+            gradient_checkpointing=checkpointing if asked.phase == "train" else None,
             is_packed=asked.phase in ("train", "evaluate") and trainer.packing is True,
             host_bytes=host_bytes,
         )
 
     def build(self, asked: Asked) -> None:
         """Build the few layers that a trace of training runs, on no device. Raises as `predict` does."""
-        architecture = with_layers(asked.architecture, depth_of_architecture(asked.architecture).recorded)
         target = CudaTarget.of(asked.device.gpu_capability)
-        workload = ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target)
+        workload = ConfigWorkload(asked.config, asked.folder, asked.architecture, target=target).training()
+        architecture = with_layers(workload.architecture, depth_of_architecture(workload.architecture).recorded)
         with torch.device("meta"):
-            workload.training().build(architecture)
+            workload.build(architecture)
 
     def _trace(self, asked: Asked) -> _Trace:
         target = CudaTarget.of(asked.device.gpu_capability)
@@ -215,3 +225,48 @@ def _trained(
     if key not in updates:
         updates[key] = record_optimizer(traced, first)
     return compose_steps([[step] * workload.micro_batches for step in steps], updates[key]), first
+
+
+# A trace watches all modules of the process and replaces functions of torch and transformers while it lasts.
+ONE_AT_A_TIME = threading.RLock()
+
+
+@contextmanager
+def tracing(folder: ModelFolder) -> Iterator[None]:
+    """Let one thread trace at a time. Raises UntraceableError for an architecture that cannot be traced."""
+    with ONE_AT_A_TIME, torch.random.fork_rng(devices=()):  # what is built may draw numbers, and libraries do, too
+        try:
+            yield
+        except UNTRACEABLE as error:
+            if is_a_mistake_of_brims(error):
+                raise
+            raise UntraceableError(untraceable(error, folder)) from error
+
+
+class UntraceableError(ModelError):
+    """Report that there is no prediction for this architecture, which may train all the same."""
+
+
+# Raised by an architecture whose code asks for values or for something else that fake tensors do not have, and by
+# transformers for a config.json that does not fit.
+UNTRACEABLE = (*LOADING_ERRORS, LookupError)
+
+
+def is_a_mistake_of_brims(error: Exception) -> bool:
+    """Return whether an assertion of brim's own failed; torch, too, raises AssertionError, for wrong arguments."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    raised_in = "" if frame is None else str(frame.tb_frame.f_globals.get("__name__"))
+    return isinstance(error, AssertionError) and raised_in.startswith("brim.")
+
+
+def untraceable(error: Exception, folder: ModelFolder) -> Problem:
+    """Say why there is no prediction for this architecture."""
+    text = shorten(str(error), 300, placeholder=" …")  # torch may add a stack of its own
+    return Problem(
+        what=f"the architecture {folder.config.get('model_type')!r} cannot be traced: {type(error).__name__}: {text}",
+        where=folder.name,
+        expected="a causal language model whose tensors' shapes depend on the shape of its input alone",
+        fix="check config.json; measure the run itself with `brim memory --measure`",
+    )

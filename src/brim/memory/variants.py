@@ -30,7 +30,7 @@ class OnCard:
     name: str
     total_bytes: int
     fits: bool
-    gradient_checkpointing: bool
+    gradient_checkpointing: bool | int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ def _compared(variant: Variant, found: Question, *, batch_size: int | None) -> C
                 name=card.name,
                 total_bytes=on_card.total_bytes,
                 fits=on_card.fits is True,
-                gradient_checkpointing=on_card.gradient_checkpointing is True,
+                gradient_checkpointing=on_card.gradient_checkpointing or False,
             )
         )
     return Compared(variant=variant, prediction=prediction, cards=tuple(cards))

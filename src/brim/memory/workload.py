@@ -35,7 +35,16 @@ from brim.memory.loading import (
     warmup_bytes,
     with_loading,
 )
-from brim.memory.trace import Recording, Training, Workload, no_temporaries, paged_bytes, traceable_optimizer
+from brim.memory.trace import (
+    Recording,
+    Training,
+    Workload,
+    no_temporaries,
+    num_recomputed,
+    paged_bytes,
+    recomputing,
+    traceable_optimizer,
+)
 from brim.models import LLM, cast_products, equip, precision
 from brim.models.folders import ModelFolder, open_adapter
 from brim.models.kernels import layer_kernels
@@ -137,8 +146,11 @@ class ConfigWorkload:
             optimizer=partial(traceable_optimizer, trainer.optimizer, device_type="cuda" if self.has_cuda else "cpu"),
             update=self._update,
         )
-        batch = full_pack if self.is_packed else full_batch
-        return replace(self._workload(batch, trainable=True), training=training)
+        workload = self._workload(full_pack if self.is_packed else full_batch, trainable=True)
+        checkpointing = trainer.enable_gradient_checkpointing
+        if not isinstance(checkpointing, bool | str):
+            workload = replace(workload, architecture=recomputing(workload.architecture, checkpointing))
+        return replace(workload, training=training)
 
     def evaluation(self) -> Workload:
         """Return the workload that scores a batch of rows with answers."""
@@ -183,6 +195,8 @@ class ConfigWorkload:
         from transformers import AutoModelForCausalLM
 
         config = self._config
+        if some := num_recomputed(architecture):  # of the layers that are built
+            config = config.having("trainer.enable_gradient_checkpointing", some)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             architecture,
             dtype=self._weights_dtype,

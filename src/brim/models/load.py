@@ -175,10 +175,8 @@ def equip(
     _forget_generation_settings(model)
     attention = attention_choice(config.model_parameters.attn_implementation, model)
     trainer = config.trainer if trainable and isinstance(config.trainer, FinetuneTrainer) else None
-    if trainer is not None and trainer.enable_gradient_checkpointing is True:  # without a plan, `auto` is off
-        # transformers renamed the method; versions before that know only the older name.
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
+    if trainer is not None and trainer.enable_gradient_checkpointing not in ("auto", False):  # no plan: `auto` is off
+        _checkpoint(model, cast(Any, trainer.enable_gradient_checkpointing))
     if kernels is not None:
         kernels.use(model)
     if config.adapter is not None and (trainable or config.adapter.pretrained_adapter_weights is not None):
@@ -196,6 +194,31 @@ def equip(
         packed=PackedAttention(model, is_cuda=device.type == "cuda") if is_packed else None,
         choices=(*attention, *choices),
     )
+
+
+def _checkpoint(model: PreTrainedModel, layers: int) -> None:
+    """Recompute activations: of all layers (True), or of so many first ones.
+
+    The backward pass reaches the first layers last, when all that the others keep is gone, so that what it recomputes
+    stands beside least. Raises ConfigError where there are fewer layers, or none that can be told from the others.
+    """
+    # transformers renamed the method; versions before that know only the older name.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    if layers is True:
+        return
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    those = [each for each in model.get_decoder().modules() if isinstance(each, GradientCheckpointingLayer)]
+    if not layers <= len(those) == model.config.get_text_config().num_hidden_layers:
+        raise ConfigError(
+            what=f"{type(model).__name__} has fewer decoder layers that can be recomputed one by one",
+            where="trainer.enable_gradient_checkpointing",
+            expected="true, false, auto, or at most the number of its layers",
+            fix="set it to true, or to a smaller number",
+        )
+    for layer in those[layers:]:
+        layer.gradient_checkpointing = False
 
 
 _SHOWN = 3  # a message names this many weights

@@ -126,6 +126,8 @@ def memory_lines(prediction: MemoryPrediction) -> Iterator[str]:
         way, others = (
             ("checkpointing", "without") if prediction.gradient_checkpointing else ("no checkpointing", "with")
         )
+        number = prediction.gradient_checkpointing
+        way += "" if isinstance(number, bool) else f" of {number} layers"
         memory += f"; {way}" + ("" if other is None else f" ({format_bytes(other.total_bytes)} {others} it)")
     yield planned("batch", prediction.batch_in_words())
     yield planned("memory", memory)

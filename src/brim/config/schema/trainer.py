@@ -33,6 +33,10 @@ EarlyStop: TypeAlias = Annotated[int, Field(ge=-1)]
 Metric: TypeAlias = Literal["loss", "perplexity", "token_accuracy", "sequence_accuracy"]
 
 
+# From 2 on, since Python takes 1 for true: no comparison could tell one layer from all of them.
+Checkpointing: TypeAlias = bool | Annotated[int, Field(ge=2)] | Literal["auto"]
+
+
 RowsAtOnce: TypeAlias = PositiveInt | Literal["auto"] | None
 
 
@@ -79,7 +83,8 @@ _BATCH_SEARCH = (
 
 _CHECKPOINTING = (
     "Recompute activations in the backward pass instead of keeping them: less memory, about a third slower. `auto`: "
-    "off where the run fits and is faster so."
+    "off where the run fits and is faster so; else of as few decoder layers as make it fastest. A number: of so many "
+    "layers, the first ones, 2 at least."
 )
 
 
@@ -361,7 +366,7 @@ class FinetuneTrainer(Section):
         None, "The feature that decides which checkpoint is best: the output feature's name or `combined`."
     )
     validation_metric: Metric | None = key(None, "The metric that decides which checkpoint is best. null: `loss`.")
-    enable_gradient_checkpointing: bool | Literal["auto"] = key("auto", _CHECKPOINTING)
+    enable_gradient_checkpointing: Checkpointing = key("auto", _CHECKPOINTING)
     chunked_loss: bool | Literal["auto"] = key("auto", _CHUNKED_LOSS, brim=True)
     packing: bool | Literal["auto"] = key("auto", _PACKING)
     dropout_by_row: bool = key(False, _DROPOUT_BY_ROW, brim=True)

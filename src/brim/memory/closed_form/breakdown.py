@@ -185,22 +185,24 @@ def _casts(architecture: Architecture, settings: Settings) -> list[Line]:
 def _activations(architecture: Architecture, settings: Settings) -> list[Line]:
     tokens, layers = settings.batch_size * settings.sequence_length, architecture.layers
     at: tuple[Moment, ...] = ("loss", "backward begins")
-    if not settings.checkpointing:
-        each, formula = _layer(architecture, settings)
-        total = tokens * layers * each
-        formula = f"{tokens:,} tokens × {layers} layers × {each:,} B ({formula})"
-        return [Line(name="activations", category="activations", formula=formula, num_bytes=total, moments=at)]
-    width, each = architecture.hidden, settings.arithmetic.residual_bytes
-    return [
-        Line(
-            name="between the layers",
-            category="activations",
-            formula=f"{tokens:,} tokens × {layers} layers × {width:,} × {each} B",
-            num_bytes=tokens * layers * width * each,
-            moments=at,
-        ),
-        _one_layer(architecture, settings, ("backward begins", "backward ends")),
-    ]
+    recomputed = layers if settings.checkpointing is True else int(settings.checkpointing)
+    kept, lines = layers - recomputed, []
+    if kept:
+        each, formula = _layer(architecture, replace(settings, checkpointing=False))
+        formula = f"{tokens:,} tokens × {kept} layers × {each:,} B ({formula})"
+        num_bytes = tokens * kept * each
+        lines.append(Line(name="activations", category="activations", formula=formula, num_bytes=num_bytes, moments=at))
+    if recomputed:
+        width, each = architecture.hidden, settings.arithmetic.residual_bytes
+        formula = f"{tokens:,} tokens × {recomputed} layers × {width:,} × {each} B"
+        num_bytes = tokens * recomputed * width * each
+        lines.append(
+            Line(name="between the layers", category="activations", formula=formula, num_bytes=num_bytes, moments=at)
+        )
+        # The first layers, which are recomputed last, find what the others kept gone.
+        moments: tuple[Moment, ...] = ("backward begins", "backward ends")
+        lines.append(_one_layer(architecture, settings, moments[1:] if kept else moments))
+    return lines
 
 
 def _one_layer(architecture: Architecture, settings: Settings, at: tuple[Moment, ...]) -> Line:
@@ -223,7 +225,7 @@ def _layer(architecture: Architecture, settings: Settings) -> tuple[int, str]:
         lora=settings.lora,
         attention=settings.attention,
         sequence_length=settings.sequence_length,
-        recomputed=settings.checkpointing,
+        recomputed=settings.checkpointing is not False,
     )
     formula = "; ".join(f"{part.name} {part.formula}" for part in parts if part.bytes_per_token)
     return sum(part.bytes_per_token for part in parts), formula
@@ -322,7 +324,7 @@ class Settings:
     new_tokens: int = 0  # of generate
     lora: LoraConfig | None = None  # None: all weights are trained
     optimizer: Optimizer | None = None  # of train
-    checkpointing: bool = False
+    checkpointing: bool | int = False  # a number: of so many layers
     accumulates: bool = False  # gradients are there when the next micro-batch begins
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     chunked_loss: bool = False
@@ -345,6 +347,8 @@ def settings_of(
     arithmetic, element_bytes = _data_types(config, base_config, is_frozen=is_frozen)
     attention = config.model_parameters.attn_implementation
     quantization = config.quantization
+    checkpointing = trainer is not None and trainer.enable_gradient_checkpointing
+    checkpointing = checkpointing != "auto" and checkpointing
     weights = Weights(
         element_bytes=element_bytes, linear_bytes=arithmetic.compute_bytes if is_frozen else element_bytes
     )
@@ -360,7 +364,7 @@ def settings_of(
         new_tokens=config.generation.max_new_tokens or 0,
         lora=config.adapter,
         optimizer=None if trainer is None else _optimizer_of(trainer),
-        checkpointing=trainer is not None and trainer.enable_gradient_checkpointing is True,
+        checkpointing=checkpointing,
         accumulates=trainer is not None and accumulates(trainer),
         attention="sdpa" if attention == "auto" else attention,  # which all but a few architectures have
         chunked_loss=chunked_loss,

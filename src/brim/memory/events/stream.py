@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 _GENERATING = ("prefill", "decode")
@@ -258,25 +258,35 @@ class WorkCounter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """Say which layers stand for which: `head` first ones, blocks of `period` layers, `tail` last ones."""
+    """Say which layers stand for which: `head` first ones, blocks of `period` layers, `tail` last ones.
+
+    Where the first layers repeat by themselves, as those do that alone are recomputed, `within` says how fewer layers
+    yet stand for those that stand for the model's.
+    """
 
     num_layers: int  # of the model
     head: int
     period: int
     tail: int
+    within: Depth | None = None  # of the layers that this one repeats; None: they are recorded
 
     @property
     def num_recorded(self) -> int:
         """Return how many layers to record: head, two blocks and tail; all where that saves nothing."""
+        return self._num_templates if self.within is None else self.within.num_recorded
+
+    @property
+    def _num_templates(self) -> int:
         return min(self.num_layers, self.head + 2 * self.period + self.tail)
 
     @property
     def recorded(self) -> list[int]:
         """Return the model's layers that are recorded, in order."""
-        if self.num_recorded == self.num_layers:
-            return list(range(self.num_layers))
         front = self.head + 2 * self.period
-        return [*range(front), *range(self.num_layers - self.tail, self.num_layers)]
+        templates = [*range(front), *range(self.num_layers - self.tail, self.num_layers)]
+        if self._num_templates == self.num_layers:
+            templates = list(range(self.num_layers))
+        return templates if self.within is None else [templates[each] for each in self.within.recorded]
 
     def whole(self) -> Depth:
         """Return the depth of the same model with all layers recorded."""
@@ -284,19 +294,32 @@ class Depth:
 
     def is_middle(self, layer: int) -> bool:
         """Return whether a layer of the model is like one in each of the two recorded blocks."""
-        return self.num_recorded < self.num_layers and self.head <= layer < self.num_layers - self.tail
+        return self._num_templates < self.num_layers and self.head <= layer < self.num_layers - self.tail
 
     def template(self, layer: int) -> int:
         """Return the recorded layer that stands for a layer of the model."""
-        if self.num_recorded == self.num_layers or layer < self.head:
-            return layer
-        if layer >= self.num_layers - self.tail:
-            return self.num_recorded - (self.num_layers - layer)
-        return self.head + self.period + (layer - self.head) % self.period
+        found = layer
+        if self.is_middle(layer):
+            found = self.head + self.period + (layer - self.head) % self.period
+        elif layer >= self.head:
+            found = self._num_templates - (self.num_layers - layer)
+        return found if self.within is None else self.within.template(found)
 
 
-def depth_of(kinds: Sequence[Any]) -> Depth:
+def depth_of(kinds: Sequence[Any], *, front: int = 0) -> Depth:
     """Find how the layers repeat. kinds: one value for each layer; layers of equal value are alike.
+
+    front: so many first layers, of other kinds than all that follow, may repeat by themselves.
+    """
+    depth, first = _depth_of(kinds), _depth_of(kinds[:front])
+    if front > depth.head or first.num_recorded == front:
+        return depth
+    num_templates = depth.num_recorded
+    return replace(depth, within=replace(first, num_layers=num_templates, tail=num_templates - front + first.tail))
+
+
+def _depth_of(kinds: Sequence[Any]) -> Depth:
+    """Find how all the layers repeat.
 
     The first layer follows the embeddings and the last precedes the head, so neither is ever a middle one. Nor is the
     first layer of a kind, since there the backward pass frees what all layers of that kind share.

@@ -5,7 +5,12 @@ from .composing import (
     play as play,
     with_workspaces as with_workspaces,
 )
-from .layers import depth_of_architecture as depth_of_architecture, with_layers as with_layers
+from .layers import (
+    depth_of_architecture as depth_of_architecture,
+    num_recomputed as num_recomputed,
+    recomputing as recomputing,
+    with_layers as with_layers,
+)
 from .operators import DEVICE_OF as DEVICE_OF, attention_flops as attention_flops
 from .optimizer import (
     DYNAMIC_MAP_BYTES as DYNAMIC_MAP_BYTES,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,9 @@ _NUM_LAYERS = "num_hidden_layers"
 
 
 _FIRST_DENSE = "first_k_dense_replace"  # how many of the first layers have no experts
+
+
+_RECOMPUTED = "recomputed_layers"  # our own: of each layer, whether checkpointing recomputes it
 
 
 _PLAIN = (bool, int, str, torch.dtype, type(None))
@@ -50,7 +53,7 @@ _DEPTHS: dict[tuple[type, str], Depth] = {}
 def _depth(architecture: PretrainedConfig) -> Depth:
     num_layers = getattr(architecture.get_text_config(), _NUM_LAYERS)
     kinds = _kinds(architecture)
-    depth = depth_of(kinds)
+    depth = depth_of(kinds, front=num_recomputed(architecture))
     if depth.num_recorded == num_layers or _kinds(with_layers(architecture, depth.recorded)) == [
         kinds[layer] for layer in depth.recorded
     ]:
@@ -70,6 +73,19 @@ def with_layers(architecture: PretrainedConfig, layers: Sequence[int]) -> Pretra
         setattr(text, _FIRST_DENSE, sum(layer < num_dense for layer in layers))
     setattr(text, _NUM_LAYERS, len(layers))
     return fewer
+
+
+def recomputing(architecture: PretrainedConfig, num_recomputed: int) -> PretrainedConfig:
+    """Return the architecture with so many first layers of another kind: those that the backward pass recomputes."""
+    marked = copy.deepcopy(architecture)
+    text = marked.get_text_config()
+    setattr(text, _RECOMPUTED, [layer < num_recomputed for layer in range(getattr(text, _NUM_LAYERS))])
+    return marked
+
+
+def num_recomputed(architecture: PretrainedConfig) -> int:
+    """Return how many of the layers are recomputed, of an architecture that says so, with fewer layers or all."""
+    return sum(getattr(architecture.get_text_config(), _RECOMPUTED, ()))
 
 
 def decoder_layers(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:
@@ -136,9 +152,13 @@ class Expansion:
 
     stream: EventStream
     numbers: Mapping[tuple[int, int | None], int] | None  # (recorded storage, layer) -> storage; None: as recorded
+    within: tuple[Expansion, Depth] | None = None  # that was expanded further, and how; None: the recorded stream was
 
     def number(self, recorded: int, layer: int | None) -> int:
         """Return the storage in `layer` that is like the recorded one. Raises NotUniformError if there is none."""
+        if self.within is not None:
+            first, depth = self.within
+            recorded = first.number(recorded, None if layer is None else depth.template(layer))
         if self.numbers is None:
             return recorded
         for owner in (layer, None):
@@ -152,6 +172,10 @@ def expand(stream: EventStream, depth: Depth, *, layers_path: str) -> Expansion:
 
     Raises NotUniformError where the recorded middle blocks differ.
     """
+    if depth.within is not None:
+        rest = replace(depth, within=None)
+        first = expand(stream, depth.within, layers_path=layers_path)
+        return replace(expand(first.stream, rest, layers_path=layers_path), within=(first, rest))
     _sort_deaths(stream)
     if depth.num_recorded == depth.num_layers:
         return Expansion(stream, None)
@@ -231,7 +255,7 @@ class _Writer:
         for number, each in enumerate(passes):
             for segment in each.segments:
                 self._index(number, segment)
-            while marks and marks[-1][0] <= each.segments[0].events[0]:
+            while marks and marks[-1][0] <= each.start:
                 self._out.mark(marks.pop()[1])
             if not each.is_over_layers:
                 self._require_one_block(each.segments[0])

@@ -31,6 +31,11 @@ class Pass:
     def is_over_layers(self) -> bool:
         return self.segments[0].layer is not None
 
+    @property
+    def start(self) -> int:
+        """Return the position of its first event."""
+        return next(segment.events[0] for segment in self.segments if segment.events)
+
 
 def passes_over_layers(stream: EventStream, num_layers: int) -> list[Pass]:
     """Divide the whole stream into passes. Raises NotUniformError where the layers come in another order."""
@@ -90,15 +95,20 @@ class _Run:
 
 
 def _outside(streak: list[_Run], num_layers: int) -> list[Segment]:
-    """Make runs outside the layers segments: of a layer each where deaths come in the layers' order, else of none."""
+    """Make runs outside the layers segments: of a layer each where deaths come in the layers' order, else of none.
+
+    It may be the first layers alone, as with autocast's copies of weights, which die at once where only what is
+    recomputed needs them; the others have nothing in such a pass.
+    """
     segments: list[Segment] = []
     position = 0
     while position < len(streak):
-        run = streak[position : position + num_layers]
-        up = list(range(num_layers))
-        if [each.layer for each in run] in (up, up[::-1]):
-            segments.extend(Segment(each.layer, each.events) for each in run)
-            position += num_layers
+        run = _in_order(streak[position : position + num_layers])
+        if len(run) in (*range(_FEWEST, num_layers), num_layers):
+            rest = [Segment(layer, []) for layer in range(len(run), num_layers)]
+            found = [Segment(each.layer, each.events) for each in run]
+            segments.extend([*found, *rest] if run[0].layer == 0 else [*rest[::-1], *found])
+            position += len(run)
             continue
         if segments and segments[-1].layer is None:
             segments[-1].events.extend(streak[position].events)
@@ -106,6 +116,20 @@ def _outside(streak: list[_Run], num_layers: int) -> list[Segment]:
             segments.append(Segment(None, list(streak[position].events)))
         position += 1
     return segments
+
+
+_FEWEST = 3  # first layers: the first one and two that are alike
+
+
+def _in_order(streak: list[_Run]) -> list[_Run]:
+    """Return the runs at the beginning that are of the first layers, up from layer 0 or down to it; [] for none."""
+    first = streak[0].layer
+    if first is None:
+        return []
+    wanted = range(len(streak)) if first == 0 else range(first, -1, -1)
+    matching = [each.layer == layer for each, layer in zip(streak, wanted, strict=False)]
+    length = [*matching, False].index(False)
+    return streak[:length] if first == 0 or length == first + 1 else []
 
 
 def _runs(stream: EventStream) -> list[_Run]:
