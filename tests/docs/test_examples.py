@@ -124,6 +124,30 @@ def test_chat(folder):
     assert shown == blocks("chat", "text")[0].splitlines()
 
 
+@pytest.mark.run
+def test_cluster(project, folder):
+    """The commands of the page, in their order; `verify-resume`, which trains three times, has tests of its own."""
+    config = json.loads(Path("config.yaml").read_text())
+    config |= {"dataset": str(folder / "train.jsonl"), "generation": {"max_new_tokens": 2}}
+    Path("config.yaml").write_text(json.dumps(config))
+    rows = Path("train.jsonl").read_text().splitlines(keepends=True)
+    Path("new.jsonl").write_text("".join(rows[:3]))
+    commands = re.findall(r"^brim (.*)$", PAGES["cluster"], flags=re.MULTILINE)
+    assert [command.split()[0] for command in commands] == "check plan train train verify-resume predict".split()
+    for command in commands[:4] + commands[5:]:
+        import time
+
+        T = time.process_time()
+        arguments = re.sub(r"--gpus \w+", "--gpus 1", command.replace("/shared", str(folder))).split()
+        done = CliRunner().invoke(app_of(), arguments, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    assert len(pq.read_table(folder / "answers.parquet")) == 3
+    started = r"`(?:HEAD=[\w-]+ bash|sbatch|kubectl apply -f|sky jobs launch) ([\w.-]+)`"
+    named = re.findall(started, PAGES["cluster"])
+    there = {path.name for path in (ROOT / "examples/cluster").iterdir()}
+    assert set(named) == there - {"one-node.sh"}
+
+
 def test_compare(monkeypatch):
     asked, result = [], comparison_of_two_by_three()
     monkeypatch.setattr("brim.workflows.compare.run.compare", lambda files, **options: asked.append(options) or result)
