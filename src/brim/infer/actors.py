@@ -101,10 +101,15 @@ class Actors(AbstractContextManager["Actors"]):
         """Send a message, as Team.send does."""
         self._actors[member].send.remote(message)
 
+    def end(self, member: int) -> None:
+        """End a member, as Team.end does."""
+        self._asked = {call: asked for call, asked in self._asked.items() if asked != member}
+        self._end([member])
+
     def heard(self) -> Iterator[tuple[int, Message | BrimError]]:
         """Return what members have said, as Team.heard does."""
         asked = list(self._asked)
-        if self._ray.wait(asked, timeout=_WAIT_S)[0]:
+        if asked and self._ray.wait(asked, timeout=_WAIT_S)[0]:
             for call in self._ray.wait(asked, num_returns=len(asked), timeout=0)[0]:
                 member = self._asked.pop(call)
                 try:
