@@ -152,6 +152,7 @@ def test_an_actor_that_dies_and_a_missing_ray_are_named(begun, monkeypatch):
         ((member, error),) = actors.heard()
     assert member == 0
     assert error.problems[0].what == "actor 0 of 1 on the Ray cluster ended: its machine is gone"
+    with Actors(team_of(1), 1, gpus=False, say=say_nothing) as actors:
         actors.start(0)
         actors.end(0)  # as one that is silent
         assert list(actors.heard()) == []

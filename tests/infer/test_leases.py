@@ -88,7 +88,7 @@ def worked(team, num_units, say=say_nothing):
         keep=keep,
         lose=lambda unit, error: lost.append(unit),
     )
-    members = Members(team, say=say, clock=lambda: team.now_s)
+    members = Members(team, say=say, clock=lambda: getattr(team, "now_s", 0.0))
     for _ in range(2):  # one kind of work after the other
         kept.clear()
         lost.clear()
