@@ -133,12 +133,12 @@ def train(
     if config.is_dir() and output_directory is None:
         output_directory = config
     file = config_file(config, trains=True)
-    from brim.distributed import Place, require_no_ray, watch_parent
+    from brim.distributed import Place, watch_parent
 
     place = Place.of_environment()
     watch_parent()
     settings = open_config(config, overrides or [], dataset).config
-    require_no_ray(settings)
+    settings.backend.require_local()
     num_workers = settings.backend.trainer.num_workers
     if not place.is_launched:
         _in_processes(gpus, num_workers, trains=settings.trainer.type != "none")

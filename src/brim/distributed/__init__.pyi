@@ -4,7 +4,6 @@ from .launch import (
     launch_processes as launch_processes,
     leave_message as leave_message,
     num_processes as num_processes,
-    require_no_ray as require_no_ray,
     watch_parent as watch_parent,
 )
 from .ranks import (

@@ -22,13 +22,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from brim.errors import BrimError, ConfigError, InputError, Problem
+from brim.errors import BrimError, InputError, Problem
 from brim.storage import scratch_folder
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.api import SubprocessContext
-
-    from brim.config.schema import Config
 
 _INTERRUPTED = 130
 
@@ -116,18 +114,6 @@ def _number(name: str, *, least: int = 0, most: int | None = None) -> int:
         fix="start the processes by torchrun, which sets RANK, LOCAL_RANK and WORLD_SIZE; or unset WORLD_SIZE and use "
         "`brim train … --gpus N`",
     )
-
-
-def require_no_ray(config: Config) -> None:
-    """Raise ConfigError for backend.type: ray, by which rows are predicted and evaluated, not trained on."""
-    if config.backend.type == "ray":
-        raise ConfigError(
-            what="brim does not train on a Ray cluster",
-            where="backend.type",
-            expected="local",
-            fix="set it to local: `brim train --gpus N` on one machine, torchrun on several, and on Kubernetes a "
-            "TrainJob or JobSet (docs/several-gpus.md)",
-        )
 
 
 def num_processes(gpus: str | None, num_workers: int | None, *, is_here: bool = True) -> int:

@@ -27,6 +27,7 @@ from brim.config.schema.base import (
     key,
     required,
 )
+from brim.errors import ConfigError
 from brim.units import parse_bytes
 
 
@@ -101,6 +102,17 @@ class BackendConfig(Section):
         "`{type: local}`.",
     )
     trainer: BackendTrainer = key(BackendTrainer(), "Training on several GPUs.")
+
+    def require_local(self) -> None:
+        """Raise ConfigError for a Ray cluster, by which rows are predicted and evaluated, not trained on."""
+        if self.type == "ray":
+            raise ConfigError(
+                what="brim does not train on a Ray cluster",
+                where="backend.type",
+                expected="local",
+                fix="set it to local: `brim train --gpus N` on one machine, torchrun on several, and on Kubernetes a "
+                "TrainJob or JobSet (docs/several-gpus.md)",
+            )
 
 
 BackendField: TypeAlias = Annotated[BackendConfig, Short(types=("local", "ray"), default="local")]

@@ -21,7 +21,7 @@ from brim.config.schema import Config, FinetuneTrainer
 from brim.data import Prepared
 from brim.data.read import Ledger, Source
 from brim.data.tokens import TokenRows
-from brim.distributed import Ranks, require_no_ray
+from brim.distributed import Ranks
 from brim.errors import InputError
 from brim.memory.devices import Budget, Device, budget_of, device_at_hand, enforce, settle_heap
 from brim.models import LLM
@@ -45,7 +45,7 @@ def among(ranks: Ranks, config: Config, session: Session) -> Session:
     config: as this process was given it. Raises InputError where another one was given something else, and
     ConfigError where the run cannot be sharded and is to be, and for a Ray cluster.
     """
-    require_no_ray(config)
+    config.backend.require_local()
     if ranks.are_several:
         ranks.agree(dict(_keys(config.model_dump(mode="json"))))
     if is_sharded_run(session.config, ranks.size):

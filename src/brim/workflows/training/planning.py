@@ -20,7 +20,7 @@ from brim.data import Prepared, prepare, slip_notes, with_labels_of_data
 from brim.data.chat import settled_day
 from brim.data.read import Data, read
 from brim.data.tokens import TokenRows, load_encoder
-from brim.distributed import Place, require_no_ray
+from brim.distributed import Place
 from brim.errors import ConfigError, InputError
 from brim.memory import (
     MOST_GPUS,
@@ -79,7 +79,7 @@ def plan(
     """
     loaded = load_config(config.model_dump(exclude_unset=True) if isinstance(config, Config) else config, overrides)
     _require_training(loaded.config)
-    require_no_ray(loaded.config)
+    loaded.config.backend.require_local()
     data = dataset if dataset is not None else loaded.config.dataset
     _require_rows(num_rows, sequence_length, has_dataset=dataset is not None, has_data=data is not None)
     ranks = PlanRequest.ranks_asked(loaded.config) if gpus is None else gpus
