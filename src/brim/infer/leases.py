@@ -71,7 +71,7 @@ class Work:
     costs: NDArray[np.float64]  # of each unit, in any measure
     job: Callable[[Message | None], Message]  # what a member prepares by; of the first: what it said of itself since
     lease: Callable[[NDArray[np.intp]], Message]  # what a member needs for these units
-    keep: Callable[[Sequence[int], Sequence[Any]], None]  # gets units and what became of them, each unit once
+    keep: Callable[[Sequence[int], Any], None]  # gets units and what was said of them (`values`), each unit once
     lose: Callable[[int, BrimError], None]  # gets a unit on which members have died; may raise
 
 
@@ -288,7 +288,7 @@ class Members:
             self._said.add(message["note"])
             self._say(Note(message["note"], kind=message["kind"], topic=message["topic"], short=message["short"]))
 
-    def _keep(self, member: _Member, places: Sequence[int], values: Sequence[Any]) -> None:
+    def _keep(self, member: _Member, places: Sequence[int], values: Any) -> None:
         assert member.lease is not None, "it works on one"
         self._work.keep(member.lease.units[np.asarray(places, dtype=np.intp)].tolist(), values)
         member.left.difference_update(places)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import cache, partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -49,7 +50,7 @@ _VLLM_ROWS = 256  # that fill it
 
 _LEAST_ROWS = 64  # that are scored as a first lease
 
-_SEND_S = 0.1  # between two messages with responses
+_SEND_S = 0.5  # between two messages with responses
 
 _WAIT_S = 0.2
 
@@ -58,6 +59,8 @@ _KEY = "generation.merge_adapter"
 _AGAIN = "`brim predict --resume` goes on with what is left"
 
 _SHOWN = 20  # lines of what a process printed that has died
+
+Bodies: TypeAlias = Callable[[Sequence[int], Sequence[bytes]], None]
 
 Lost: TypeAlias = Callable[[int, BrimError], None]  # gets a position, and how the last process ended that had it
 
@@ -98,11 +101,11 @@ class Several(AbstractContextManager["Several"]):
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def ready(self, prompts: TokenRows, *, on_finished: Callable[[Sequence[Finished]], None], on_lost: Lost) -> None:
+    def ready(self, prompts: TokenRows, *, on_finished: Bodies, on_lost: Lost) -> None:
         """Wait until the first member is ready to respond to the prompts.
 
-        on_finished: as of an engine. on_lost: called with a prompt on which two members have died; what it raises ends
-        the work. Raises what the members raised where none can.
+        on_finished: gets positions, and their responses as the journal has them. on_lost: called with a prompt on which
+        two members have died; what it raises ends the work. Raises what the members raised where none can.
         """
         generation, lengths = self._session.config.generation, prompts.lengths
         compared = _packed(prompts.take(np.arange(min(len(prompts), _COMPARED))))
@@ -112,9 +115,9 @@ class Several(AbstractContextManager["Several"]):
             how = {"lengths": _text(lengths, "<i4"), "compared": compared, "is_spent": self._is_spent}
             return {"does": "generate", "merge_adapter": merged, **how}
 
-        def keep(positions: Sequence[int], values: Sequence[str]) -> None:
-            packed = zip(positions, values, strict=True)
-            on_finished([Finished(position=each, response=Response.of_bytes(b64decode(of))) for each, of in packed])
+        def keep(positions: Sequence[int], values: Mapping[str, Any]) -> None:
+            packed, ends = b64decode(values["bodies"]), [0, *accumulate(values["sizes"])]
+            on_finished(positions, [packed[first:end] for first, end in pairwise(ends)])
 
         assert generation.max_new_tokens is not None, "resolved before"
         costs = (lengths + generation.max_new_tokens).astype(np.float64)
@@ -127,7 +130,12 @@ class Several(AbstractContextManager["Several"]):
 
     def run(self, prompts: TokenRows, *, on_finished: Callable[[Sequence[Finished]], None]) -> None:
         """Respond to every prompt, as Engine.run does."""
-        self.ready(prompts, on_finished=on_finished, on_lost=partial(_refuse, prompts))
+
+        def keep(positions: Sequence[int], bodies: Sequence[bytes]) -> None:
+            found = map(Response.of_bytes, bodies)
+            on_finished([Finished(position=each, response=of) for each, of in zip(positions, found, strict=True)])
+
+        self.ready(prompts, on_finished=keep, on_lost=partial(_refuse, prompts))
         self.generate()
 
     def generate(self) -> float:
@@ -359,20 +367,21 @@ def _generating(
 
     def respond(lease: Mapping[str, Any]) -> None:
         units: list[int] = []
-        values: list[str] = []
+        bodies: list[bytes] = []
         sent_s = time.monotonic()
 
         def send() -> None:
             nonlocal sent_s
             if units:
-                tell(units=units, values=values)
+                sizes, text = list(map(len, bodies)), b64encode(b"".join(bodies)).decode()
+                tell(units=units, values={"sizes": sizes, "bodies": text})
             units.clear()
-            values.clear()
+            bodies.clear()
             sent_s = time.monotonic()
 
         def keep(finished: Sequence[Finished]) -> None:
             units.extend(each.position for each in finished)
-            values.extend(b64encode(each.response.to_bytes()).decode() for each in finished)
+            bodies.extend(each.response.to_bytes() for each in finished)
             if time.monotonic() - sent_s >= _SEND_S:
                 send()
 

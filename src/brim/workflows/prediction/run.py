@@ -290,10 +290,12 @@ class _Work:
         places = self.responses.to_do()
         to_do, lost = prompts.take(places), dict[int, Problem]()
 
-        def keep(finished: Sequence[Finished]) -> None:
-            positions = [int(places[each.position]) for each in finished]
-            self.responses.add(positions, [each.response.to_bytes() for each in finished])
-            on_batch(len(finished))
+        def keep(positions: Sequence[int], bodies: Sequence[bytes]) -> None:
+            self.responses.add(places[list(positions)].tolist(), bodies)
+            on_batch(len(positions))
+
+        def keep_finished(finished: Sequence[Finished]) -> None:
+            keep([each.position for each in finished], [each.response.to_bytes() for each in finished])
 
         def lose(position: int, error: BrimError) -> None:
             place = int(places[position])
@@ -308,7 +310,7 @@ class _Work:
                     Generation(weights, self._session, to_do, is_spent=self._is_spent, say=say)
                 )
                 measures = self._job is not None
-                run: Callable[[], float] = partial(generation.run, to_do, on_finished=keep, measures=measures)
+                run: Callable[[], float] = partial(generation.run, to_do, on_finished=keep_finished, measures=measures)
                 about = generation.about
             else:
                 several.ready(to_do, on_finished=keep, on_lost=lose)
