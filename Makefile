@@ -50,6 +50,11 @@ format: $(STAMP)  ## format and sort imports
 test: lint  ## the whole suite: lint, types, tests
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3
 
+.PHONY: test-ray
+test-ray: $(STAMP)  ## two actors on a Ray cluster of this machine's own; installs ray
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
+	$(BIN)/python -m pytest -m ray
+
 .PHONY: fuzz
 fuzz: SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d " "))
 fuzz: $(STAMP)  ## the property tests on fresh examples, ten times as many; SEED=… repeats a run

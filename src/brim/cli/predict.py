@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -183,7 +185,8 @@ def predict(
             )
             print_plan(made, screen, title=Path(model.config.base_model).name, verbose=verbose, as_json=as_json)
         return
-    with Screen(is_short=not verbose, hint="--verbose") as screen, resumable():
+    # Ray prints there when a worker of its own dies.
+    with Screen(is_short=not verbose, hint="--verbose") as screen, resumable(), redirect_stdout(sys.stderr):
         result = model.predict(dataset, output=output, resume=resume, keep_weights=False, gpus=gpus, say=screen, **how)
     if as_json:
         print(json.dumps(_as_json(result)))
@@ -292,7 +295,7 @@ def evaluate(
 
     if rows is not None:
         check_output(Path(rows))
-    with Screen(is_short=not verbose, hint="--verbose") as screen:
+    with Screen(is_short=not verbose, hint="--verbose") as screen, redirect_stdout(sys.stderr):  # see predict
         how: dict[str, Any] = {"with_texts": texts, "against": other, "gpus": gpus, "say": screen}
         result = model.evaluate(dataset, split=check_split(split), **how)
     if rows is not None:

@@ -195,7 +195,7 @@ def _init(ray: Any, stack: ExitStack, size: int) -> None:
 def _alone(ray: Any, stack: ExitStack, size: int) -> dict[str, Any]:
     """Return how a cluster is begun that this machine alone can reach."""
     if ray.util.get_node_ip_address() != _LOOPBACK:
-        fix = "call ray.init() first, and that cluster is used; or import ray after this"
+        fix = "set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 in the environment; or call ray.init(), whose cluster is used"
         raise InputError(what="ray was imported before: a cluster that is begun now would listen beyond here", fix=fix)
     # In a folder of this user's alone, since Ray lets all users write to its own; and not below a long TMPDIR, since a
     # socket's path has 107 characters at most.
