@@ -42,6 +42,8 @@ _TOGETHER = (
     "resumed by 1, 2 or 4 ranks, each step is there once, on its rows, within 1e-5 of the loss of one process"
 )
 
+_DEALT = "the file of one process; no process is left; at most the lease of a process is generated again a kill"
+
 CATALOGUE = (
     Fault(
         name="kill",
@@ -107,6 +109,23 @@ CATALOGUE = (
                 fault="SIGINT or SIGTERM to all of 2 or 4 ranks, once or twice",
                 where="each pass, sum and message, drawn by chance",
                 promise=f"exit code 130 (SIGTERM outside of training ends a process at once); {_TOGETHER}",
+            ),
+        ),
+    ),
+    Fault(
+        name="members",
+        rows=(
+            Row(
+                name="members-kill",
+                fault="SIGKILL of one or two of 2 or 3 processes that predict together",
+                where="random moments of `brim predict --gpus N`",
+                promise=f"it goes on by itself; {_DEALT}",
+            ),
+            Row(
+                name="members-coordinator",
+                fault="SIGKILL of the process that deals to them",
+                where="random moments of `brim predict --gpus N`",
+                promise=f"all end; `--resume` with 1 to 3 processes, and either engine, goes on; {_DEALT}",
             ),
         ),
     ),

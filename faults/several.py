@@ -9,10 +9,12 @@ import socket
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 _LONGEST_S = 120.0
@@ -145,3 +147,70 @@ def _free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+def forked(
+    function: Any, log: Path | None, environment: Any, when_alone: Any, num_processes: int, folder: Any
+) -> Forked:
+    """Stand for `child._process`: fork the process from this one, which has the libraries and what a test changed.
+
+    It costs milliseconds to start, not the seconds of an interpreter that imports them.
+    """
+    from brim.workflows.runs.serving import messages, serve, signal_when_alone
+
+    (order, to_child), (from_child, to_parent) = os.pipe(), os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: other threads, which do nothing here
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setsid()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for descriptor, number in ((order, 0), (to_parent, 1)):
+                os.dup2(descriptor, number)
+            os.closerange(3, 256)  # or a brother would hold its stdin open
+            if log is not None:
+                sys.stdout = sys.stderr = log.open("w", buffering=1)
+                os.dup2(sys.stderr.fileno(), 2)
+            os.environ.update(environment)
+            with open(0, "rb", 0, closefd=False) as lines:
+                line = lines.readline()
+            heard, told = signal_when_alone(when_alone), messages()
+            if num_processes == 1:
+                code = serve(function, line, told, heard)
+            else:
+                together(num_processes, lambda rank: serve(function, line, told), folder=Path(folder))
+                code = 0
+        finally:
+            os._exit(code)
+    os.close(order)
+    os.close(to_parent)
+    return Forked(child, stdin=os.fdopen(to_child, "wb", 0), stdout=os.fdopen(from_child, "rb", 0))
+
+
+class Forked(SimpleNamespace):
+    """Has what `Child` uses of a Popen."""
+
+    returncode: int | None = None
+
+    def __init__(self, pid: int, **pipes: Any) -> None:
+        super().__init__(pid=pid, **pipes)
+
+    def poll(self) -> int | None:
+        if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self.returncode = os.waitstatus_to_exitcode(ended[1])
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)

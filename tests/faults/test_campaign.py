@@ -29,7 +29,7 @@ MAY_BE_SKIPPED = {  # where there is no C compiler, or no right to mount; torchr
 
 # Each trial of the others is made in this process: tests/faults/test_bad_input.py, tests/data/test_bad_rows.py.
 IN_PROCESSES = (  # forked from one, slow to start
-    "kill", "ranks", "torchrun", "nonfinite", "disk", "damage", "inputs", "hostile", "token",
+    "kill", "ranks", "members", "torchrun", "nonfinite", "disk", "damage", "inputs", "hostile", "token",
 )  # fmt: skip
 
 

@@ -4,15 +4,9 @@ import os
 import signal
 import sys
 import time
-import warnings
-from pathlib import Path
-from types import SimpleNamespace
-
-from faults.several import together
 
 from brim.distributed import PeerError
 from brim.errors import ConfigError, Problem
-from brim.workflows.runs.serving import messages, serve, signal_when_alone
 
 
 def answers(order, tell):
@@ -123,66 +117,3 @@ def starts_another(order, tell):
     run_child(listens if order["listens"] else sleeps, {}, on_message=lambda message: tell(**message),
               when_alone=signal.SIGTERM if order["listens"] else signal.SIGKILL,
               num_processes=order["num_processes"])  # fmt: skip
-
-
-def forked(function, log, environment, when_alone, num_processes, folder):
-    """Stand for `child._process`: the process is forked from this one, which has the libraries, and what a test changed.
-
-    It costs milliseconds to start, not the seconds of an interpreter that imports them.
-    """
-    (order, to_child), (from_child, told) = os.pipe(), os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: other threads, which do nothing here
-        child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setsid()
-            for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
-                signal.signal(number, handler)
-            for descriptor, number in ((order, 0), (told, 1)):
-                os.dup2(descriptor, number)
-            os.closerange(3, 256)  # or a brother would hold its stdin open
-            if log is not None:
-                sys.stdout = sys.stderr = log.open("w", buffering=1)
-                os.dup2(sys.stderr.fileno(), 2)
-            os.environ.update(environment)
-            with open(0, "rb", 0, closefd=False) as lines:
-                line = lines.readline()
-            heard, told = signal_when_alone(when_alone), messages()
-            if num_processes == 1:
-                code = serve(function, line, told, heard)
-            else:
-                together(num_processes, lambda rank: serve(function, line, told), folder=Path(folder))
-                code = 0
-        finally:
-            os._exit(code)
-    os.close(order)
-    os.close(told)
-    return Forked(child, stdin=os.fdopen(to_child, "wb", 0), stdout=os.fdopen(from_child, "rb", 0))
-
-
-class Forked(SimpleNamespace):
-    """Has what `Child` uses of a Popen."""
-
-    returncode = None
-
-    def __init__(self, pid, **pipes):
-        super().__init__(pid=pid, **pipes)
-
-    def poll(self):
-        if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
-            self.returncode = os.waitstatus_to_exitcode(ended[1])
-        return self.returncode
-
-    def wait(self, timeout=None):
-        if self.returncode is None:
-            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self.returncode
-
-    def send_signal(self, number):
-        if self.returncode is None:
-            os.kill(self.pid, number)
-
-    def kill(self):
-        self.send_signal(signal.SIGKILL)

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from faults.several import forked
 from tests.workflows.children import (
     answers,
     breaks,
@@ -21,7 +22,6 @@ from tests.workflows.children import (
     dies_together,
     fails,
     fails_together,
-    forked,
     hears,
     is_deaf,
     leaves,

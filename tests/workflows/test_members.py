@@ -8,8 +8,8 @@ from unittest import mock
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from faults.several import forked
 from tests.gallery import sums
-from tests.workflows import children
 from tests.workflows.test_child import is_there
 from tests.workflows.test_prediction_job import Killed, files
 
@@ -26,11 +26,11 @@ def processes(monkeypatch):
     """Those that members ran in; forked, so that they have what a test changes."""
     started = []
 
-    def forked(*arguments):
-        started.append(children.forked(*arguments))
+    def start(*arguments):
+        started.append(forked(*arguments))
         return started[-1]
 
-    monkeypatch.setattr(child, "_process", forked)
+    monkeypatch.setattr(child, "_process", start)
     yield started
     assert [process.pid for process in started if is_there(process.pid)] == []
 
