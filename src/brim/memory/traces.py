@@ -166,14 +166,17 @@ class Traces:
         """Return what a rank does on the device."""
         device, stream, recording = setting.device, trace.stream, trace.recording
         device_bytes = device.memory_bytes
+        is_sharded = self.job.sharding is not None and self.job.sharding.shards
         key: Hashable = None
         if not device.is_cpu:
-            warmup_bytes = trace.workload.warmup_bytes(recording, device_bytes=device_bytes)
+            warmup_bytes = trace.workload.warmup_bytes(recording, device_bytes=device_bytes, is_sharded=is_sharded)
             shares_bytes = None if setting.allocator == AllocatorSettings() else (device_bytes, setting.has_limit)
             key = (device.cublas_workspace_bytes, warmup_bytes, shares_bytes)
         if key not in trace.ranks:
             if not device.is_cpu:
-                stream = trace.workload.with_loading(stream, recording, device_bytes=device_bytes)
+                stream = trace.workload.with_loading(
+                    stream, recording, device_bytes=device_bytes, is_sharded=is_sharded
+                )
                 stream = with_workspaces(stream, device.cublas_workspace_bytes)
             cuda_streams: Sequence[int] | None = None
             if self.job.sharding is not None:

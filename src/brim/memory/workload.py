@@ -253,22 +253,26 @@ class ConfigWorkload:
             return None
         return self._weights_dtype.itemsize
 
-    def with_loading(self, stream: EventStream, recording: Recording, *, device_bytes: int | None) -> EventStream:
+    def with_loading(
+        self, stream: EventStream, recording: Recording, *, device_bytes: int | None, is_sharded: bool
+    ) -> EventStream:
         """Return the stream with the weights loaded in transformers' order, and with what is there only while loading.
 
-        recording: the one that the stream was composed of.
+        recording: the one that the stream was composed of. is_sharded: weights come from the host, or are cut as they
+        come, and no block as large as the model is taken beforehand.
         """
-        return with_loading(stream, self._all_loaded(recording), self._load_kind, device_bytes=device_bytes)
+        tensors, kind = self._all_loaded(recording), self._load_kind(is_sharded)
+        return with_loading(stream, tensors, kind, device_bytes=device_bytes, has_warmup=not is_sharded)
 
-    def warmup_bytes(self, recording: Recording, *, device_bytes: int | None) -> int:
+    def warmup_bytes(self, recording: Recording, *, device_bytes: int | None, is_sharded: bool) -> int:
         """Return the bytes of the block that transformers takes first and gives back: all that devices differ in."""
-        return 0 if self._load_kind == "moved" else warmup_bytes(self._all_loaded(recording), device_bytes)
+        has_none = is_sharded or self._load_kind(is_sharded) == "moved"
+        return 0 if has_none else warmup_bytes(self._all_loaded(recording), device_bytes)
 
-    @property
-    def _load_kind(self) -> LoadKind:
+    def _load_kind(self, is_sharded: bool) -> LoadKind:
         if self._config.quantization is not None:
             return "placed" if self._folder.is_quantised else "quantized"
-        if not self.has_cuda or self._config.initialize == "random":
+        if is_sharded or not self.has_cuda or self._config.initialize == "random":
             return "moved"
         products_dtype = self._precision.autocast_dtype if self._is_frozen else None
         return "placed" if self._folder.stays_as_read(self._weights_dtype, products_dtype) else "moved"

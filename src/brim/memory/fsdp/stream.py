@@ -57,6 +57,11 @@ class Sharding:
     precision: Precision = field(default_factory=Precision)
     reentrant_checkpoints: bool = False  # around FSDP1's units: no unit is prefetched, and hooks keep what they watch
 
+    @property
+    def shards(self) -> bool:
+        """Return whether weights are sharded, be it over one rank."""
+        return self.kind != "whole"
+
     def on(self, device: Device) -> Sharding:
         """Return what of it concerns a device's own memory: a CPU's holds what is offloaded to it, too."""
         return replace(self, offload="none") if device.is_cpu else self

@@ -208,7 +208,12 @@ class Traces:
 
     def _of_rank(self, stream: EventStream, recording: Recording) -> tuple[EventStream, CudaStreams]:
         if not self.device.is_cpu:
-            stream = self.workload.config.with_loading(stream, recording, device_bytes=self.device.memory_bytes)
+            stream = self.workload.config.with_loading(
+                stream,
+                recording,
+                device_bytes=self.device.memory_bytes,
+                is_sharded=self.sharding is not None and self.sharding.shards,
+            )
             stream = with_workspaces(stream, self.device.cublas_workspace_bytes)
         if self.sharding is None:
             return stream, None
