@@ -145,7 +145,9 @@ def _build(row: AnswerRow, architecture: PretrainedConfig) -> nn.Module:
     model.config.use_cache = False
     if row.quantized:
         four_bits = QuantizationConfig(bits=4, bnb_4bit_compute_dtype="bfloat16")
-        quantize_stand_in(model, four_bits, release=BITSANDBYTES, quant_storage=torch.bfloat16)
+        quantize_stand_in(
+            model, four_bits, release=BITSANDBYTES, quant_storage=torch.bfloat16, scales_are_sharded=False
+        )
     model.requires_grad_(False)
     model.enable_input_require_grads()
     model.loss_function = losses.causal_lm_loss

@@ -94,7 +94,7 @@ class MeasuredRun:
         if row.quantization == "nf4":
             four_bits = QuantizationConfig(bits=4, bnb_4bit_compute_dtype="bfloat16")
             storage = torch.uint8 if row.gpus == 1 else torch.bfloat16  # so that FSDP can cut it
-            quantize_stand_in(model, four_bits, release=BITSANDBYTES, quant_storage=storage)
+            quantize_stand_in(model, four_bits, release=BITSANDBYTES, quant_storage=storage, scales_are_sharded=False)
         if row.prepared_for_kbit and row.gpus == 1:
             _raise_norms(model)
         self._loaded = loaded_tensors(model, arriving_bytes=2 if row.quantization == "nf4" else None)

@@ -40,6 +40,7 @@ class FourBits:
     quant_type: str = "nf4"
     quant_storage: torch.dtype = torch.uint8
     release: tuple[int, int] = FUSED_SINCE  # of bitsandbytes
+    scales_are_sharded: bool = False  # like weights; else each rank has all of them
 
 
 class Params4bit(FakeTensor):
@@ -49,7 +50,8 @@ class Params4bit(FakeTensor):
 class StandInLinear4bit(theirs.Linear4bit):
     """Stand in for Linear4bit (nn/modules.py) with tensors that may be replaced by fake ones; PEFT wraps it, too.
 
-    The quantization state is in buffers, so that whoever counts or replaces a model's tensors finds it.
+    The quantization state is in buffers, so that whoever counts or replaces a model's tensors finds it; what of it is
+    sharded is in parameters.
     """
 
     def __init__(self, in_features: int, out_features: int, *, bias: nn.Parameter | None, settings: FourBits) -> None:
@@ -85,9 +87,13 @@ class StandInLinear4bit(theirs.Linear4bit):
             if kept.name == "weight":
                 packed = torch.empty((kept.num_elements, 1), dtype=self.quant_storage)
                 self.register_parameter("weight", nn.Parameter(packed, requires_grad=False))
+                continue
+            shape = () if kept.name == "offset" else (kept.num_elements,)
+            tensor = torch.empty(shape, dtype=dtypes[kept.element_bytes])
+            if kept.name == "absmax" and self.settings.scales_are_sharded:
+                self.register_parameter(kept.name, nn.Parameter(tensor, requires_grad=False))
             else:
-                shape = () if kept.name == "offset" else (kept.num_elements,)
-                self.register_buffer(kept.name, torch.empty(shape, dtype=dtypes[kept.element_bytes]), persistent=False)
+                self.register_buffer(kept.name, tensor, persistent=False)
 
     def _settle(self) -> QuantState:
         """Tie the tensors that the module has now to each other, as bitsandbytes has them; allocates nothing."""
@@ -103,7 +109,7 @@ class StandInLinear4bit(theirs.Linear4bit):
         return state
 
     def _state(self) -> QuantState:
-        buffers = cast(dict[str, Any], self._buffers)
+        buffers: dict[str, Any] = {**self._buffers, **self._parameters}
         settings = self.settings
         nested = None
         make = cast(Any, QuantState)

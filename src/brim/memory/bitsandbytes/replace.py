@@ -28,6 +28,7 @@ def quantize_stand_in(
     skip_modules: Sequence[str] | None = None,
     release: tuple[int, int] | None = None,
     quant_storage: torch.dtype = torch.uint8,
+    scales_are_sharded: bool = True,
 ) -> None:
     """Replace the model's linear layers by stand-ins that allocate what bitsandbytes' layers do on CUDA.
 
@@ -36,8 +37,8 @@ def quantize_stand_in(
     is on the meta device (then PEFT can adapt it, and its tensors may be replaced by fake ones afterwards) or fake.
 
     settings: resolved. is_stored: the folder's weights are quantised already. skip_modules: `llm_int8_skip_modules` of
-    a stored model. release: of bitsandbytes; None takes the installed one. Raises ModelError where bitsandbytes cannot
-    be imported.
+    a stored model. release: of bitsandbytes; None takes the installed one. scales_are_sharded: where weights are, as
+    brim does it. Raises ModelError where bitsandbytes cannot be imported.
     """
     require_bitsandbytes()
     from transformers.pytorch_utils import Conv1D
@@ -54,6 +55,7 @@ def quantize_stand_in(
             quant_type=settings.bnb_4bit_quant_type,
             quant_storage=quant_storage,
             release=release or installed_release(),
+            scales_are_sharded=scales_are_sharded,
         )
     kept = HfQuantizer.get_modules_to_not_convert(
         model, None if skip_modules is None else list(skip_modules), list(model._keep_in_fp32_modules or ())
