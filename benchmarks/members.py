@@ -17,6 +17,7 @@ import json
 import os
 import subprocess
 import sys
+import resource
 import tempfile
 import time
 from collections.abc import Mapping, Sequence

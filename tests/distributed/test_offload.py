@@ -107,9 +107,9 @@ def test_memory_that_runs_out_is_tried_again_in_smaller_parts(where, tiny_base, 
 def test_what_does_not_go_with_it_is_refused_by_name(tiny_base):
     trainer = {"optimizer": {"type": "adafactor"}}
     backend = {"trainer": {"strategy": "ddp"}}
-    config = usual(tiny_base, trainer=trainer, quantization={"bits": 4}, backend=backend, **OFFLOAD)
+    config = usual(tiny_base, trainer=trainer, precision="fp16-mixed", backend=backend, **OFFLOAD)
     with pytest.raises(ConfigError) as caught:
         sharding.require_shardable(load_config(config).config)
     keys = [problem.where for problem in caught.value.problems]
-    assert keys == ["backend.trainer.strategy", "quantization", "trainer.optimizer.type"]
+    assert keys == ["backend.trainer.strategy", "precision", "trainer.optimizer.type"]
     assert all("or set memory.offload: none" in problem.fix for problem in caught.value.problems)

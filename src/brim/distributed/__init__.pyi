@@ -26,6 +26,7 @@ from .sharding import (
     like as like,
     local as local,
     mesh_of as mesh_of,
+    part_of as part_of,
     sharding_obstacles as sharding_obstacles,
     whole as whole,
     whole_on_first as whole_on_first,

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,11 +39,20 @@ class Sharded:
     """Run a model's passes, whose weights this object has sharded: the model's own parameters are shards from then on.
 
     mesh: of the ranks. The weights may still be on the host; a unit at a time goes to the mesh's device, and is cut.
+    parts: of weights that are cut already (`part_of`), which the model has on meta, so that FSDP sees them whole.
     offloads: the parts go back to the host, and stay there.
     Raises ConfigError where the model has no decoder layers that could be units.
     """
 
-    def __init__(self, ranks: Ranks, model: nn.Module, mesh: DeviceMesh, *, offloads: bool = False) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        model: nn.Module,
+        mesh: DeviceMesh,
+        *,
+        parts: Mapping[tuple[nn.Module, str], Tensor],
+        offloads: bool = False,
+    ) -> None:
         from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
         is_cuda = mesh.device_type == "cuda"
@@ -58,6 +67,10 @@ class Sharded:
             fully_shard(layer, mesh=mesh, offload_policy=policy)
         self._root = _Root(model)
         fully_shard(self._root, mesh=mesh, offload_policy=policy)
+        for (layer, name), part in parts.items():
+            weight: Any = nn.Parameter(like(part, layer.get_parameter(name)), requires_grad=False)
+            weight.quant_state = getattr(layer, "quant_state", None)  # by which elements are counted
+            layer.register_parameter(name, weight)
         for module in self._root.modules():
             if isinstance(module, FSDPModule) and ranks.are_several:  # alone, to divide takes a copy of the gradients
                 module.set_gradient_divide_factor(1.0)
@@ -114,6 +127,13 @@ def mesh_of(ranks: Ranks, device: torch.device) -> DeviceMesh:
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh(device.type, (ranks.size,))
+
+
+def part_of(tensor: Tensor, ranks: Ranks, *, at: torch.device | None = None) -> Tensor:
+    """Return a copy of the rows that are this rank's, as torch.chunk cuts them. at: where; None: where the whole is."""
+    rows = -(-tensor.shape[0] // ranks.size)
+    part = tensor[ranks.rank * rows : (ranks.rank + 1) * rows]
+    return part.to(tensor.device if at is None else at, copy=True)
 
 
 def _num_bytes(module: nn.Module) -> int:
@@ -211,8 +231,8 @@ def sharding_obstacles(config: Config) -> Iterator[tuple[str, str, str]]:
     trainer = config.finetune_trainer
     if config.memory.offload == "weights" and config.backend.trainer.strategy == "ddp":
         yield "the whole model on each GPU", "backend.trainer.strategy", "set it to auto"
-    if config.quantization is not None:
-        yield f"weights in {config.quantization.bits} bits", "quantization", "take it out"
+    if config.quantization is not None and config.adapter is not None and config.adapter.use_dora:
+        yield "DoRA on a quantised base, whose weights it needs whole", "adapter.use_dora", "set it to false"
     if config.precision == "fp16-mixed":
         yield "a scaled loss", "precision", "set it to bf16-mixed or fp32"
     if trainer.optimizer.type not in _OPTIMIZERS:

@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -33,12 +33,21 @@ from brim.models.folders import Initialize, ModelFolder
 from brim.models.kernels import LayerKernels, execution_choices, layer_kernels
 from brim.models.loss import LogitHead, NoLogitHead, chunk_rows, logit_head
 from brim.models.packing import PackedAttention
-from brim.models.quantization import quantization_for, require_bitsandbytes, settle_layers, without_quantization
+from brim.models.quantization import (
+    cut_as_read,
+    quantization_for,
+    require_bitsandbytes,
+    settle_layers,
+    taken_parts,
+    without_quantization,
+)
 from brim.notes import Note, planned
 from brim.units import format_bytes, format_count, format_parameters
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+    from brim.models.quantization import Cut
 
 T = TypeVar("T")
 
@@ -55,6 +64,7 @@ class LLM:
     row_dropout: RowDropout | None = None  # the adapter's dropout is drawn by row; None: as PyTorch draws it, or none
     packed: PackedAttention | None = None  # rows are packed; None: they are padded
     choices: tuple[Choice, ...] = ()  # what could only be chosen once the model was there
+    parts: Mapping[tuple[nn.Module, str], torch.Tensor] = field(default_factory=dict)  # of weights that are on meta
     gathers: Callable[[Callable[[], Any]], Any] | None = None  # runs a pass of sharded weights; None: they are whole
 
     def run(self, work: Callable[[], T]) -> T:
@@ -84,7 +94,7 @@ def model_note(config: Config, at: LLM | str, *, trains: bool) -> Note:
         method = method or ", all weights train" * trains
         where = at if config.precision == "auto" else f"{config.precision} on {at}"
         return planned("model", f"{name}{bits}{method}; {where}")
-    weights = list(at.model.parameters())
+    weights = [weight for name, weight in at.model.named_parameters() if not name.endswith(".absmax")]  # sharded scales
     held = sum(_num_elements(weight) for weight in weights)
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     method = method if method and is_adapted(at.model) else ""  # which imports peft
@@ -128,11 +138,13 @@ def load_llm(
     trainable: bool,
     keeps_digits: bool = False,
     at: torch.device | None = None,
+    cut: Cut | None = None,
 ) -> LLM:
     """Load what the configuration names, to be trained or only to be run.
 
     config: resolved. keeps_digits: keep the weights' stored dtype, under autocast, too, for callers that read them.
-    at: where the weights are loaded, if that is not yet the device.
+    at: where the weights are loaded, if that is not yet the device. cut: returns the part of a quantised weight that is
+    to be kept; None: all of it.
     Raises ModelError when the folder or the adapter does not hold what it should, ConfigError when the loss is to be
     computed in chunks and cannot be.
     """
@@ -148,6 +160,7 @@ def load_llm(
         seed=config.random_seed,
         device=at or device,
         quantization=config.quantization,
+        cut=cut,
         products_dtype=kind.autocast_dtype if frozen and not keeps_digits else None,
     )
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
@@ -156,7 +169,8 @@ def load_llm(
     choices = execution_choices(config, read, capability=capability, at_hand=at_hand, trains=trainable)
     config = Choice.made_in(config, choices)
     kernels = layer_kernels(config, read) if trainable else None
-    return equip(model, config, folder, device, trainable=trainable, kernels=kernels)
+    llm = equip(model, config, folder, device, trainable=trainable, kernels=kernels)
+    return llm if cut is None else replace(llm, parts=taken_parts(llm.model))
 
 
 def equip(
@@ -242,12 +256,14 @@ def load_base(
     seed: int,
     device: torch.device,
     quantization: QuantizationConfig | None = None,
+    cut: Cut | None = None,
     products_dtype: torch.dtype | None = None,
 ) -> PreTrainedModel:
     """Load a causal language model of transformers onto the device, in evaluation mode.
 
     dtype: of the weights; None keeps the stored one. With `initialize="random"` the weights are drawn from the seed.
     quantization: of the linear layers but the last; `dtype` is then that of embeddings, norms and the output layer.
+    cut: of each quantised weight, the part that is kept; None: all of it.
     products_dtype: of the weights of linear layers, where it is another than `dtype`: see `cast_products`.
     Raises ModelError when the architecture is unknown, a weight is missing or damaged, or the folder asks for its own
     code to be run and `trust_remote_code` is off; BrimError when there is too little memory.
@@ -272,7 +288,7 @@ def load_base(
         with lazy.importing():
             from transformers import AutoModelForCausalLM, PreTrainedModel  # noqa: F401 - which loading asks for
         lazy.freezes_imports = False  # circles that hold tensors are to be found
-        with no_library_bars():
+        with no_library_bars(), cut_as_read(cut):
             if initialize == "random":
                 model = _random(folder, dtype=dtype, seed=seed, settings=settings)
             else:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from math import prod
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from unittest.mock import patch
 
 from brim.config import Choice
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from bitsandbytes.nn.modules import Linear8bitLt
     from torch import nn
     from transformers import BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
+
+    Cut: TypeAlias = Callable[[torch.Tensor], torch.Tensor]  # returns a part of a tensor, in memory of its own
 
 
 def require_bitsandbytes() -> None:
@@ -203,6 +206,90 @@ def settle_layers(model: PreTrainedModel, settings: QuantizationConfig, device: 
             if device.type == "cpu":
                 _always_in_training_mode(layer)
                 _initialise_once(layer)
+
+
+@contextmanager
+def cut_as_read(cut: Cut | None) -> Iterator[None]:
+    """Have transformers keep a part of each quantised weight as soon as that is there: never are two of them whole.
+
+    So are the scales of 4 bits, one for 64 elements; 8 bits have but one for each row. cut: returns a part of a tensor,
+    in memory of its own; None: all stays whole.
+    """
+    if cut is None:
+        yield
+        return
+    from transformers.integrations import bitsandbytes as theirs
+
+    with ExitStack() as stack:
+        # It would take a block as large as the whole model, and give it back, so that the allocator asks once.
+        stack.enter_context(patch("transformers.modeling_utils.caching_allocator_warmup", lambda *_: None))
+        for name in ("Bnb4bitQuantize", "Bnb4bitDeserialize", "Bnb8bitQuantize", "Bnb8bitDeserialize"):
+            operation = getattr(theirs, name)
+            stack.enter_context(patch.object(operation, "convert", _cutting(operation.convert, cut)))
+        yield
+
+
+def _cutting(convert: Callable[..., dict[str, Any]], cut: Cut) -> Callable[..., dict[str, Any]]:
+    """Return transformers' conversion of a layer's tensors, with what is quantised cut."""
+    from bitsandbytes.nn.modules import Int8Params, Params4bit
+
+    def converted(*args: Any, **options: Any) -> dict[str, Any]:
+        found = convert(*args, **options)
+        for weight in found.values():
+            if isinstance(weight, Params4bit):
+                weight.data, weight.quant_state.absmax = cut(weight.data), cut(weight.quant_state.absmax)
+            elif isinstance(weight, Int8Params):
+                weight.data = weight.CB = cut(weight.data)
+        return found
+
+    return converted
+
+
+def taken_parts(model: nn.Module) -> dict[tuple[nn.Module, str], torch.Tensor]:
+    """Take the parts that `cut_as_read` left out of the quantised layers; return them by layer and parameter.
+
+    Parameters of the whole shape, on meta, are in their place: `weight`, and `absmax` of 4 bits. From then on a layer
+    computes with what parameters it is given.
+    """
+    import torch
+    from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
+
+    found: dict[tuple[nn.Module, str], torch.Tensor] = {}
+    for layer in model.modules():
+        if isinstance(layer, Linear4bit | Linear8bitLt):
+            parts = _parts_of_4_bits(layer) if isinstance(layer, Linear4bit) else _part_of_8_bits(layer)
+            for name, (part, shape) in parts.items():
+                found[layer, name] = part
+                whole = torch.empty(shape, dtype=part.dtype, device="meta")
+                layer.register_parameter(name, torch.nn.Parameter(whole, requires_grad=False))
+    return found
+
+
+def _parts_of_4_bits(layer: Any) -> dict[str, tuple[torch.Tensor, tuple[int, ...]]]:
+    """Return a 4-bit layer's parts with the shape of the whole."""
+    layer.quant_state = state = layer.weight.quant_state
+    layer.register_forward_pre_hook(_use_given_scales)
+    elements, packed = state.shape.numel(), layer.weight.data
+    num_packed = -(-elements // (2 * packed.itemsize))
+    return {"weight": (packed, (num_packed, 1)), "absmax": (state.absmax, (-(-elements // state.blocksize),))}
+
+
+def _part_of_8_bits(layer: Any) -> dict[str, tuple[torch.Tensor, tuple[int, ...]]]:
+    """Return an 8-bit layer's part with the shape of the whole."""
+    layer.init_8bit_state()
+    layer.register_forward_pre_hook(_use_given_weight)
+    return {"weight": (layer.weight.data, (layer.out_features, layer.in_features))}
+
+
+def _use_given_scales(layer: nn.Module, inputs: object) -> None:
+    """Have a 4-bit layer dequantise with the parameter that it has now. The weight, bitsandbytes looks up itself."""
+    cast(Any, layer.quant_state).absmax = cast(Any, layer.absmax).data
+
+
+def _use_given_weight(layer: nn.Module, inputs: object) -> None:
+    """Have an 8-bit layer multiply with the parameter that it has now."""
+    weight = cast(Any, layer.weight)
+    weight.CB, cast(Any, layer.state).CB = None, weight.data  # None: nothing is to be initialised
 
 
 def unquantised_experts(model: nn.Module) -> str | None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from brim.batching import Cutter
 from brim.config.schema import Config, FinetuneTrainer, MemoryConfig
-from brim.distributed import Ranks, Sharded, mesh_of, sharding_obstacles, whole_on_first
+from brim.distributed import Ranks, Sharded, mesh_of, part_of, sharding_obstacles, whole_on_first
 from brim.errors import ConfigError, Problem
 from brim.memory.closed_form import counted_state_bytes
 from brim.memory.devices import budget_of, cpu_device
@@ -70,8 +71,9 @@ class Loaded:
 def loaded_for(ranks: Ranks, session: Session) -> Loaded:
     """Load the model to train, and shard it where that is asked for; all ranks come here then.
 
-    A frozen base lies in the host's memory as it does in its files, once for all processes. Weights that train are
-    copies of the file's, in the precision of training: so one process of a machine after the other has all of them.
+    A frozen base lies in the host's memory as it does in its files, once for all processes; one that is quantised is so
+    on the device, weight by weight, of which each process keeps its part. Weights that train are copies of the file's,
+    in the precision of training: so one process of a machine after the other has all of them.
     Raises ConfigError where the architecture cannot be sharded.
     """
     config, device = session.config, session.device
@@ -82,13 +84,17 @@ def loaded_for(ranks: Ranks, session: Session) -> Loaded:
             state_bytes += sum(weight.nbytes for weight in llm.model.parameters() if weight.requires_grad)
         return Loaded(llm=llm, sharded=None, state_bytes=state_bytes)
     mesh, found = mesh_of(ranks, device), list[Loaded]()
+    host, offloads = torch.device("cpu"), config.memory.offload == "weights"
 
     def load() -> bool:
-        llm = load_llm(config, session.folder, device, trainable=True, at=torch.device("cpu"))
+        at, cut = host, None
+        if config.quantization is not None:  # where they will compute; each is cut before the next one comes
+            at, cut = device, partial(part_of, ranks=ranks, at=host if offloads else None)
+        llm = load_llm(config, session.folder, device, trainable=True, at=at, cut=cut)
         state_bytes = counted_state_bytes(config.finetune_trainer, llm.model) // ranks.size
         sums = [float(weight.detach().double().sum()) for weight in llm.model.parameters() if weight.requires_grad]
-        sharded = Sharded(ranks, llm.model, mesh, offloads=config.memory.offload == "weights")
-        llm = replace(llm, gathers=sharded)
+        sharded = Sharded(ranks, llm.model, mesh, parts=llm.parts, offloads=offloads)
+        llm = replace(llm, parts={}, gathers=sharded)
         digest = hashlib.sha256(json.dumps(sums).encode()).hexdigest()
         found.append(Loaded(llm=llm, sharded=sharded, state_bytes=state_bytes, digest=digest))
         return True
