@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.conftest import make_llama, make_tokenizer
 from tests.gallery import sums
 from tests.integration.conftest import steps, told
 from tests.workflows.planned_run import assert_same_weights, of, plan_of, settings, stopped, train
@@ -85,6 +86,28 @@ def test_a_run_that_goes_on_keeps_its_plan_and_its_partition_to_the_bit(tiny_bas
     train(config, parts, resume=True)
     assert (parts / "plan.json").read_bytes() == before
     assert_same_run(parts, whole)
+
+
+def test_as_few_layers_are_recomputed_as_fit_and_the_losses_are_the_same(tmp_path, monkeypatch):
+    make_llama(tmp_path / "base", num_hidden_layers=6)
+    make_tokenizer(tmp_path / "base")
+
+    def config(layers):
+        trainer = {"batch_size": 4, "chunked_loss": False, "packing": False, "enable_gradient_checkpointing": layers}
+        return settings(tmp_path / "base", trainer=trainer)
+
+    needed = brim.predict_memory(config(3), sequence_length=42, device="cpu").allocated_bytes
+    whole = train(config(False), tmp_path / "whole")
+    under(monkeypatch, round(1.005 * needed))
+    parts = stopped(config("auto"), tmp_path / "parts", after=2)
+    before = (parts / "plan.json").read_bytes()
+    (choice,) = (each for each in plan_of(parts)["choices"] if each["key"] == "trainer.enable_gradient_checkpointing")
+    assert choice["value"] == plan_of(parts)["plan"]["chosen"]["way"]["gradient_checkpointing"] == 3
+    assert choice["reason"].startswith("recomputes 3 of 6 layers, fills ")
+    assert plan_of(parts)["plan"]["chosen"]["total_bytes"] == pytest.approx(needed, rel=5e-3)
+    train(config("auto"), parts, resume=True)
+    assert (parts / "plan.json").read_bytes() == before
+    assert of(parts, "loss") == of(whole, "loss")
 
 
 @pytest.fixture(scope="module")

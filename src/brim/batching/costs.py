@@ -194,6 +194,19 @@ class Surface:
         values = tuple(tuple(each + value for each in line) for line in self.values)
         return replace(self, base=self.base + value, values=values)
 
+    def toward(self, other: Surface, share: float) -> Surface:
+        """Return the surface that lies this share of the way to another one, sampled wherever either is."""
+        lengths = tuple(sorted({*self.lengths, *other.lengths}))
+        tokens = np.union1d(self.kinks, other.kinks)
+        lines = ([line(tokens / length, length) for length in lengths] for line in (self, other))
+        values = ((1 - share) * here + share * there for here, there in zip(*lines, strict=True))
+        return Surface(
+            base=(1 - share) * self.base + share * other.base,
+            lengths=lengths,
+            tokens=(tuple(tokens.tolist()),) * len(lengths),
+            values=tuple(tuple(np.maximum.accumulate(line).tolist()) for line in values),
+        )
+
     @property
     def kinks(self) -> NDArray[np.int64]:
         """Return the padded tokens, ascending, at which a line may bend; between two of them all lines are straight."""

@@ -6,6 +6,7 @@ When a shape is tried on a device, real rows of about its size stand for it.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -304,18 +305,58 @@ WORTH = 0.02  # a later strategy must be faster by this share: times are not kno
 
 def ways(
     *,
-    checkpointing: bool | Literal["auto"],
+    checkpointing: int | Literal["auto"],
     chunked: bool | Literal["auto"],
     sharded: Sequence[bool] = (False,),
     offloads: bool = False,
 ) -> list[Way]:
-    """Return the strategies that the configuration leaves open, best first. sharded: as they may be, best first."""
+    """Return the strategies that the configuration leaves open, best first. sharded: as they may be, best first.
+
+    checkpointing: of so many layers, where it is a number; where it is open, `some_layers` says of how many.
+    """
+    of = (False, True) if checkpointing == "auto" else (checkpointing, checkpointing)
     return [
-        replace(way, is_sharded=is_sharded, offloads=offloads)
+        replace(way, gradient_checkpointing=of[way.gradient_checkpointing], is_sharded=is_sharded, offloads=offloads)
         for is_sharded in sharded
         for way in WAYS
-        if checkpointing in ("auto", way.gradient_checkpointing) and chunked in ("auto", way.chunked_loss)
+        if checkpointing == "auto" or way.gradient_checkpointing == bool(checkpointing)
+        if chunked in ("auto", way.chunked_loss)
     ]
+
+
+_MOST_TRIED = 5  # numbers of layers whose partition is looked at, from the fewest that fit on
+
+
+def some_layers(
+    off: WayCosts, on: WayCosts, task: Task, budget: Budget, *, num_layers: int, cap_bytes: int
+) -> Candidate | None:
+    """Return what recomputing the best number of first layers would cost, as far as none and all of them tell.
+
+    Each layer costs the same time. The peak falls by what a layer keeps until it is that of all layers, which is at
+    most a straight line between none and all. None: no number fits. cap_bytes: of the partition of `on`, from which
+    what the allocator needs is taken.
+    """
+
+    def costs(number: int) -> Costs:
+        share = number / num_layers
+        peak, time = (getattr(off.costs, name).toward(getattr(on.costs, name), share) for name in ("peak", "time"))
+        return replace(on.costs, peak=peak, time=time)
+
+    def is_over(number: int) -> bool:
+        return float(costs(number).peak_bytes(task.fixed_rows or 1, task.longest)) > cap_bytes
+
+    fewest = 2 + bisect_left(range(2, num_layers), True, key=lambda number: not is_over(number))
+    between = replace(on, overhead_bytes=lambda shapes: budget.reserved_bytes - cap_bytes)
+    fitting: list[Candidate] = []
+    for number in dict.fromkeys(np.linspace(fewest, num_layers - 1, _MOST_TRIED).astype(int).tolist()):
+        if number >= num_layers:
+            break
+        way = replace(on.way, gradient_checkpointing=number)
+        found = candidate(replace(between, way=way, costs=costs(number)), task, budget)
+        fitting += [found] * found.fits
+        if found.fits and not found.cap_binds:
+            break  # more layers would only cost time
+    return min(fitting, key=lambda each: each.seconds_per_epoch or math.inf, default=None)
 
 
 def could_gain_by_sharding(known: Sequence[WayCosts], candidates: Sequence[Candidate], task: Task) -> bool:

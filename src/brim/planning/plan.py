@@ -158,14 +158,21 @@ class ForwardPlan:
 class Way:
     """Hold what a candidate sets."""
 
-    gradient_checkpointing: bool
+    gradient_checkpointing: bool | int  # a number: of so many first layers
     chunked_loss: bool
     is_sharded: bool = False  # over the ranks (FSDP); else each rank has the whole model
     offloads: bool = False  # weights, gradients and states lie on the host (FSDP, of one rank, too)
 
+    @property
+    def recomputes_some(self) -> bool:
+        """Return whether some layers alone are recomputed."""
+        return not isinstance(self.gradient_checkpointing, bool)
+
     def __str__(self) -> str:
         loss = "loss in chunks" if self.chunked_loss else "whole logits"
         checkpointing = "checkpointing" if self.gradient_checkpointing else "no checkpointing"
+        if self.recomputes_some:
+            checkpointing += f" of {self.gradient_checkpointing} layers"
         held = "weights on the host, " if self.offloads else "sharded, " if self.is_sharded else ""
         return f"{held}{checkpointing}, {loss}"
 

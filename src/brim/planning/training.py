@@ -6,8 +6,9 @@ because of dropout.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,15 +19,18 @@ from brim.batching import Costs
 from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer
 from brim.distributed import vector_bytes
+from brim.errors import ConfigError
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.devices import Budget, Device, cpu_device, device_speed, link_between, link_to_host
 from brim.memory.fsdp import Sharding
 from brim.models.folders import open_adapter
 from brim.notes import Say, status
 from brim.planning.candidates import (
+    WORTH,
     WayCosts,
     choose,
     could_gain_by_sharding,
+    some_layers,
     verified_strategy,
     ways,
 )
@@ -35,6 +39,7 @@ from brim.planning.helping import helps, too_long_rows
 from brim.planning.plan import Candidate, Host, TrainingPlan, Way, Wire, summarize_lengths
 from brim.planning.plan_cache import PlanCache, plan_facts
 from brim.planning.request import STRATEGY_KEY, PlanRequest
+from brim.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +137,12 @@ def _made(
         sharded=request.sharded,
         offloads=request.offloads,
     )
-    num_open, has_more = len(open_ways), False
+    ended, has_more = None, False  # after so many; None: none ends the search
+
+    def trace(way: Way) -> WayCosts:
+        say(status(f"planning: {way}"))
+        return traced(request, way, budget, correction.scale, known, is_kept=is_kept, say=say)
+
     for way in open_ways:
         if way in (each.way for each in known):
             continue
@@ -140,20 +150,66 @@ def _made(
         if is_first_sharded and not could_gain_by_sharding(known, candidates, request.task):
             has_more = True
             break
-        say(status(f"planning: {way}"))
-        costs = traced(request, way, budget, correction.scale, known, is_kept=is_kept, say=say)
+        costs = trace(way)
         if costs.way in (each.way for each in known):
             continue  # the architecture allows no chunks, and whole logits have been looked at
         costs, looked_at = verified_strategy(costs, request.task, budget)
         known.append(costs)
         candidates.append(looked_at)
-        if candidates[-1].fits and not candidates[-1].cap_binds:
-            num_open = min(num_open, len(candidates))
+        if way.gradient_checkpointing is True and trainer.enable_gradient_checkpointing == "auto":
+            between = _between(request, known, candidates, trace, budget)
+            if between is not None:
+                known.append(between[0])
+                candidates.append(between[1])
+        if looked_at.fits and not looked_at.cap_binds:
+            ended = ended or len(candidates)
             if not every_way:
                 has_more = way != open_ways[-1]
                 break
-    chosen, reason = choose(candidates[:num_open], has_more=has_more or len(candidates) > num_open)
+    chosen, reason = choose(candidates[:ended], has_more=has_more or len(candidates) > (ended or len(candidates)))
     return _plan(request, budget, candidates, known, chosen, reason, correction)
+
+
+def _between(
+    request: PlanRequest,
+    known: Sequence[WayCosts],
+    candidates: Sequence[Candidate],
+    trace: Callable[[Way], WayCosts],
+    budget: Budget,
+) -> tuple[WayCosts, Candidate] | None:
+    """Return the last strategy with fewer layers recomputed than all; None where that promises no gain.
+
+    It is traced as the others are; where that shows room for fewer layers than were foreseen, these are, too.
+    """
+    on, all_layers, num_layers = known[-1], candidates[-1], request.architecture.get_text_config().num_hidden_layers
+    off = next((each for each in known if each.way == replace(on.way, gradient_checkpointing=False)), None)
+    if off is None or not all_layers.fits:
+        return None
+    cap_bytes = all_layers.cap_bytes
+    best = some_layers(off, on, request.task, budget, num_layers=num_layers, cap_bytes=cap_bytes)
+    least_s = min(each.seconds_per_epoch for each in candidates if each.seconds_per_epoch is not None)
+    if best is None or best.seconds_per_epoch is None or best.seconds_per_epoch >= least_s * (1 - WORTH):
+        return None
+
+    def looked_at(number: int) -> tuple[WayCosts, Candidate]:
+        costs = trace(replace(on.way, gradient_checkpointing=number))
+        costs, found = verified_strategy(costs, request.task, budget)
+        return costs, replace(found, reason=f"recomputes {number} of {num_layers} layers; {found.reason}")
+
+    number = best.way.gradient_checkpointing
+    try:
+        costs, found = looked_at(number)
+        if found.widest is None:
+            return costs, found
+        peak_bytes, without_bytes = (float(each.costs.peak_bytes(*found.widest)) for each in (costs, off))
+        too_many = int((found.cap_bytes - peak_bytes) * number / max(without_bytes - peak_bytes, 1))
+        if 1 <= too_many <= number - 2:
+            fewer = looked_at(number - too_many)
+            if (fewer[1].seconds_per_epoch or math.inf) < (found.seconds_per_epoch or math.inf):
+                return fewer
+    except ConfigError:  # layers that cannot be told from each other
+        return None
+    return costs, found
 
 
 # Of the example's model, whole effective batches took 0.92 of the padded ones' time in packed micro-batches of up to
@@ -322,9 +378,13 @@ def _choices(request: PlanRequest, plan: TrainingPlan) -> Iterator[Choice]:
     if request.is_sized_by_memory:
         yield request.largest_choice()
     if trainer.enable_gradient_checkpointing == "auto":
-        value, why = True, "no strategy fits, and this takes the least"
+        value: bool | int = True
+        why = "no strategy fits, and this takes the least"
         if chosen is not None:
             value, why = chosen.way.gradient_checkpointing, plan.reason
+            if chosen.way.recomputes_some:
+                fills = f"fills {format_bytes(chosen.total_bytes or 0)} of {format_bytes(plan.budget.limit_bytes)}"
+                why = f"{chosen.reason.partition(';')[0]}, {fills}; {why}"
         yield Choice(key="trainer.enable_gradient_checkpointing", value=value, reason=why)
     if request.ranks > 1 and chosen is not None and request.config.backend.trainer.strategy == "auto":
         yield Choice(key=STRATEGY_KEY, value="fsdp" if chosen.way.is_sharded else "ddp", reason=plan.strategy_reason)

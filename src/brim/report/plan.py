@@ -177,6 +177,8 @@ def _candidates(plan: TrainingPlan) -> Table:
     for each in plan.candidates:
         is_chosen = each == plan.chosen
         checkpointing = "on" if each.way.gradient_checkpointing else "off"
+        if each.way.recomputes_some:
+            checkpointing = f"{each.way.gradient_checkpointing} layers"
         held = ", on the host" if each.way.offloads else ", sharded" if each.way.is_sharded else ""
         table.add_row(
             f"{_CHOSEN if is_chosen else ' '} {checkpointing}{held}",
