@@ -110,3 +110,13 @@ def test_a_record_holds_what_is_needed_to_judge_and_repeat_it_and_nothing_of_who
         assert private not in path.read_text()
     given = ["--base-model", "/home/me/llama", "-n", "2"]
     assert command("x", given) == "python -m benchmarks.x --base-model llama -n 2"
+
+
+def test_the_ideal_of_two_ranks_of_which_one_takes_a_quarter_longer_is_one_ranks_time_over_their_speeds():
+    """Planned dealing without any loss reaches 8/9 of it; beside two ranks that lost time themselves, more."""
+    from benchmarks.claimed_ranks import CONTENDERS, figures_of  # here, as it imports an example
+
+    seconds = dict(zip(CONTENDERS, (18.0, 9.9, 9 * 1.25, 10.0), strict=True))
+    figures = figures_of([{name: {"seconds": each} for name, each in seconds.items()}])
+    expected = (8 / 9, 8 / 9 * 1.1, 1.0, 1.1, 1.125)
+    assert tuple(figures.values()) == pytest.approx(expected)
