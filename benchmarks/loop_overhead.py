@@ -40,7 +40,6 @@ from brim.data import prepare
 from brim.data.read import read
 from brim.data.tokens import Batch, TokenRows, collate, rows_of_step
 from brim.models import LLM, load_llm
-from brim.models.loss import next_token_loss
 from brim.report.screen import LiveLine, TrainProgress
 from brim.session import Session, open_session
 from brim.train import Loop, Observers, Record, RunLength, build_job
@@ -125,7 +124,7 @@ class BareLoop:
 
     def __init__(self, llm: LLM, steps: Sequence[tuple[list[Batch], int]]) -> None:
         self._model: nn.Module = llm.model.train()
-        self._head = llm.head
+        self._objective = llm.objective
         self._steps = steps
         self._parameters = [p for p in llm.model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.Adam(self._parameters, lr=LEARNING_RATE)
@@ -135,7 +134,7 @@ class BareLoop:
         batches, num_supervised = self._steps[number]
         shares = []
         for batch in batches:
-            loss = next_token_loss(self._model, batch, head=self._head) / num_supervised
+            loss = self._objective.loss(self._model, batch) / num_supervised
             loss.backward()  # type: ignore[no-untyped-call]
             shares.append(loss.detach())
         clip_grad_norm_(self._parameters, CLIPPING)

@@ -32,7 +32,7 @@ from brim.data import prepare
 from brim.data.read import read
 from brim.data.tokens import TokenRow, collate
 from brim.models import LLM, load_llm
-from brim.models.loss import next_token_loss
+from brim.models.loss import NextToken
 from brim.session import open_session
 from brim.train.gradient import GradientNorms
 
@@ -129,7 +129,7 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _loss(model: nn.Module, rows: Sequence[TokenRow]) -> torch.Tensor:
-    return next_token_loss(model, collate(list(rows), pad_id=1))
+    return NextToken().loss(model, collate(list(rows), pad_id=1))
 
 
 def _cost(trained: str, model: nn.Module, rows: Sequence[TokenRow], num_steps: int) -> Cost:

@@ -22,7 +22,7 @@ from brim.config.schema import Config, FinetuneTrainer
 from brim.memory.workload import full_batch
 from brim.models import load_llm
 from brim.models.folders import ModelFolder, locate
-from brim.models.loss import next_token_loss
+from brim.models.loss import NextToken
 from brim.train import build_optimizer, clip_gradients
 
 MIB = 2**20
@@ -121,7 +121,7 @@ def subject(case: Case, base: Path) -> Subject:
 
     def loss(rows: int) -> torch.Tensor:
         batch = full_batch(rows, case.tokens)
-        return next_token_loss(model, batch) / batch.targets.numel()
+        return NextToken().loss(model, batch) / batch.targets.numel()
 
     return Subject(config=config, folder=folder, tokens=case.tokens, model=model, optimizer=optimizer, loss=loss)
 

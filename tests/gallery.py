@@ -73,13 +73,14 @@ class Scarce:
         self.whole, self.most_rows = whole, most_rows
         self.tried: list[int] = []  # rows of each call
 
-    def __call__(self, model: Any, batch: Any, **others: Any) -> Any:
+    def __call__(self, *given: Any, **others: Any) -> Any:
+        batch = given[-1]
         self.tried.append(len(batch.input_ids))
         if len(batch.input_ids) > self.most_rows:
             import torch  # here: what starts pytest anew has no use for it
 
             raise torch.OutOfMemoryError(OUT)
-        return self.whole(model, batch, **others)
+        return self.whole(*given, **others)
 
 
 class stopped_after:
@@ -170,7 +171,7 @@ class Gallery:
 def _make(recipe: Recipe, folder: Path, *, base: Path) -> None:
     """Train a run below the folder, beside its rows and its configuration."""
     import brim
-    from brim.train import gradient
+    from brim.models.loss import NextToken
 
     if "chat" in recipe.changes:
         base = make_chat_base(base, folder / "base")
@@ -185,10 +186,10 @@ def _make(recipe: Recipe, folder: Path, *, base: Path) -> None:
         with stopped_after(recipe.stop_after) as observer, pytest.raises(KeyboardInterrupt):
             model.train(data, output_directory=run, observer=observer, say=None)
         return
-    loss = gradient.next_token_loss
+    loss = NextToken.loss
     if recipe.most_rows is not None:
         loss = Scarce(loss, recipe.most_rows)
-    with patch.object(gradient, "next_token_loss", loss):
+    with patch.object(NextToken, "loss", lambda *given, **others: loss(*given, **others)):
         model.train(data, output_directory=run, say=None)
 
 

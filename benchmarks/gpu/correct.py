@@ -32,7 +32,7 @@ from brim.batching import GradientStep, by_costs
 from brim.data.tokens import TokenRow, TokenRows, pack
 from brim.infer.engines import FixedRoom, SlotsEngine, StaticEngine, respond_to
 from brim.models import LLM, precision
-from brim.models.loss import LogitHead, logit_head, next_token_scores
+from brim.models.loss import LogitHead, NextToken, logit_head
 from brim.models.packing import passing
 from brim.train import MicroBatchPass
 
@@ -137,7 +137,7 @@ def _in_precision(llm: LLM, kind: str) -> LLM:
 
 def _with_model(llm: LLM, model: Any) -> LLM:
     head = logit_head(model)
-    return replace(llm, model=model, head=head if isinstance(head, LogitHead) else None)
+    return replace(llm, model=model, objective=NextToken(head=head if isinstance(head, LogitHead) else None))
 
 
 def _seen_by_others(llm: LLM, rows: Sequence[TokenRow]) -> Figures:
@@ -146,7 +146,7 @@ def _seen_by_others(llm: LLM, rows: Sequence[TokenRow]) -> Figures:
     def losses(given: Sequence[TokenRow]) -> Tensor:
         batch = pack(given, pad_id=0).to(llm.device)
         with torch.no_grad(), passing(llm.packed, batch.packed), llm.precision.autocast(llm.device, keeps_copies=False):
-            return next_token_scores(llm.model, batch, head=llm.head).loss
+            return llm.objective.scores(llm.model, batch).loss
 
     before, after = losses(rows), losses([changed(rows[0]), *rows[1:]])
     apart = (before - after).abs()

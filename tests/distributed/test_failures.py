@@ -22,7 +22,8 @@ import brim
 from brim.data.tokens import TokenRows
 from brim.distributed import PeerError, Place, Ranks, joined
 from brim.errors import InputError
-from brim.train import gradient, update
+from brim.models.loss import NextToken
+from brim.train import update
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available() or not hasattr(os, "fork"), reason="a fork, where no CUDA has begun"),
@@ -94,13 +95,13 @@ def test_a_rank_that_was_asked_to_stop_does_not_call_it_a_failure_that_another_h
 
     def work(rank: int) -> None:
         if rank == 1:
-            whole, calls = gradient.next_token_loss, []
+            whole, calls = NextToken.loss, []
 
             def loss(*arguments, **options):
                 calls.append(1)
                 return whole(*arguments, **options) if len(calls) < 3 else os._exit(130)
 
-            patch.object(gradient, "next_token_loss", loss).start()
+            patch.object(NextToken, "loss", loss).start()
         brim.Model(config).train(output_directory=tmp_path / "run", observer=InterruptedAfter(2), say=None)
 
     first, _ = together(2, work, folder=tmp_path / "ranks", ends_all=False)

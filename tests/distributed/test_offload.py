@@ -16,7 +16,7 @@ from tests.gallery import OUT, usual
 
 from brim.config import load_config
 from brim.errors import ConfigError
-from brim.train import gradient
+from brim.models.loss import NextToken
 from brim.workflows.training import sharding
 
 pytestmark = [
@@ -81,11 +81,11 @@ def test_a_killed_run_goes_on_with_its_weights_elsewhere(tiny_base, sums_file, t
 def test_memory_that_runs_out_is_tried_again_in_smaller_parts(where, tiny_base, sums_file, tmp_path, monkeypatch):
     config = {**config_of(tiny_base, sums_file, batch_size=4, skip_all_evaluation=True), **OFFLOAD}
     train(config, tmp_path / "1", ranks=1)
-    whole = gradient.next_token_loss
+    whole = NextToken.loss
 
-    def scarce(model, batch, **others):
+    def scarce(objective, model, batch, **others):
         if len(batch.input_ids) <= 2:
-            return whole(model, batch, **others)
+            return whole(objective, model, batch, **others)
         if where == "forward":
             raise torch.OutOfMemoryError(OUT)
 
@@ -93,11 +93,11 @@ def test_memory_that_runs_out_is_tried_again_in_smaller_parts(where, tiny_base, 
             hook.remove()  # the weight stays
             raise torch.OutOfMemoryError(OUT)
 
-        value = whole(model, batch, **others)
+        value = whole(objective, model, batch, **others)
         hook = next(weight for weight in model.parameters() if weight.requires_grad).register_hook(failed)
         return value
 
-    monkeypatch.setattr(gradient, "next_token_loss", scarce)
+    monkeypatch.setattr(NextToken, "loss", scarce)
     train(config, tmp_path / "2", ranks=1)
     assert_alike(tmp_path / "1", tmp_path / "2", within=1e-5)
     events = [(record["step"], record["event"]) for record in log(tmp_path / "2") if "event" in record]

@@ -146,19 +146,19 @@ class Scarce:
         self._rank, self._most_rows, self._times = rank, most_rows, times
 
     def __call__(self, rank: int) -> None:
-        from brim.train import gradient
+        from brim.models.loss import NextToken
 
         if rank != self._rank:
             return
-        whole = gradient.next_token_loss
+        whole = NextToken.loss
 
-        def scarce(model, batch, **others):
+        def scarce(objective, model, batch, **others):
             if len(batch.input_ids) > self._most_rows and self._times:
                 self._times -= 1
                 raise torch.OutOfMemoryError(OUT)
-            return whole(model, batch, **others)
+            return whole(objective, model, batch, **others)
 
-        patch.object(gradient, "next_token_loss", scarce).start()
+        patch.object(NextToken, "loss", scarce).start()
 
 
 def test_memory_that_runs_out_on_a_rank_lowers_the_limit_of_all(tiny_base, sums_file, tmp_path):
@@ -191,16 +191,16 @@ def test_who_is_free_takes_the_next_micro_batch(tiny_base, sums_file, tmp_path):
     slow_s = 0.03
 
     def hindered(rank: int) -> None:
-        from brim.train import gradient
+        from brim.models.loss import NextToken
 
         Scarce(1, most_rows=1, times=1)(rank)
-        whole = gradient.next_token_loss
+        whole = NextToken.loss
 
         def slow(*given, **named):
             time.sleep(slow_s if rank else 0)
             return whole(*given, **named)
 
-        patch.object(gradient, "next_token_loss", slow).start()
+        patch.object(NextToken, "loss", slow).start()
 
     trainer = {"batch_size": 2, "effective_batch_size": 14, "dropout_by_row": True}
     backend = {"type": "local", "trainer": {"strategy": "ddp", "dealing": "claimed"}}
@@ -226,15 +226,15 @@ def test_a_row_that_does_not_fit_on_a_rank_ends_all_with_a_checkpoint(tiny_base,
 
 def test_a_loss_that_is_not_finite_on_a_rank_is_left_out_by_all(tiny_base, sums_file, tmp_path):
     def spoiled(rank: int) -> None:
-        from brim.train import gradient
+        from brim.models.loss import NextToken
 
-        whole, calls = gradient.next_token_loss, []
+        whole, calls = NextToken.loss, []
 
-        def loss(model, batch, **others):
+        def loss(objective, model, batch, **others):
             calls.append(batch)
-            return whole(model, batch, **others) * (float("nan") if rank == 1 and len(calls) == 3 else 1.0)
+            return whole(objective, model, batch, **others) * (float("nan") if rank == 1 and len(calls) == 3 else 1.0)
 
-        patch.object(gradient, "next_token_loss", loss).start()
+        patch.object(NextToken, "loss", loss).start()
 
     config = usual(tiny_base, dataset=str(sums_file), trainer={"batch_size": 2, "on_nonfinite": "skip"})
     results(train(config, tmp_path / "2", ranks=2, each=spoiled))

@@ -25,8 +25,9 @@ from brim.data.tokens import TokenRow
 from brim.distributed import Place, group_of_one, joined, local
 from brim.errors import CheckpointError, ConfigError
 from brim.models import load_llm
+from brim.models.loss import NextToken
 from brim.session import open_session
-from brim.train import MicroBatchPass, build_optimizer, gradient
+from brim.train import MicroBatchPass, build_optimizer
 from brim.train.checkpoints import CheckpointStore
 from brim.workflows.training import sharding
 
@@ -138,15 +139,15 @@ def test_a_rank_that_is_killed_within_a_pass_ends_the_others_by_themselves(tiny_
 
     def work(rank):
         sharded(rank)
-        whole, calls = gradient.next_token_loss, []
+        whole, calls = NextToken.loss, []
 
-        def killed(model, batch, **others):
+        def killed(objective, model, batch, **others):
             calls.append(batch)
             if rank == 1 and len(calls) == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return whole(model, batch, **others)
+            return whole(objective, model, batch, **others)
 
-        patch.object(gradient, "next_token_loss", killed).start()
+        patch.object(NextToken, "loss", killed).start()
         brim.Model(config).train(output_directory=tmp_path / "2", say=None)
 
     ended = together(2, work, folder=tmp_path / "ranks", ends_all=False)
@@ -181,17 +182,17 @@ def test_a_step_that_is_not_finite_on_a_rank_is_left_out_by_all(cause, then, tin
 
     def spoiled(rank):
         sharded(rank)
-        whole = gradient.next_token_loss
+        whole = NextToken.loss
 
-        def loss(model, batch, **others):
-            value = whole(model, batch, **others)
+        def loss(objective, model, batch, **others):
+            value = whole(objective, model, batch, **others)
             if rank == spoiler and int(batch.input_ids.sum()) % 3 == 0:  # the same micro-batch, when it is replayed
                 if cause == "loss":
                     return value * float("nan")
                 value.register_hook(lambda grad: grad * float("inf"))
             return value
 
-        patch.object(gradient, "next_token_loss", loss).start()
+        patch.object(NextToken, "loss", loss).start()
 
     config = usual(tiny_base, dataset=str(sums_file), trainer={**sizes, "on_nonfinite": then})
     ended = train(config, tmp_path / "2", ranks=2, each=spoiled)
@@ -278,8 +279,8 @@ def test_a_rank_holds_what_is_predicted(changes, ranks, tmp_path):
 def test_a_dummy_adds_nothing_whatever_its_loss_is(tiny_base, monkeypatch):
     session = open_session(load_config(usual(tiny_base, adapter=None, precision="fp32")).config)
     llm = load_llm(session.config, session.folder, session.device, trainable=True)
-    whole = gradient.next_token_loss
-    monkeypatch.setattr(gradient, "next_token_loss", lambda *given, **others: whole(*given, **others) + float("inf"))
+    whole = NextToken.loss
+    monkeypatch.setattr(NextToken, "loss", lambda *given, **others: whole(*given, **others) + float("inf"))
     row = TokenRow(key=0, input_ids=np.arange(2, dtype=np.int32), supervised=np.ones(2, dtype=bool))
     work = MicroBatchPass(llm=llm, pad_id=0, scaler=torch.amp.GradScaler("cpu", enabled=False))
     assert work([row], 1, step=0, counts=False) == 0

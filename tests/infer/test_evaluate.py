@@ -34,11 +34,17 @@ from brim.infer.metrics import (
     text_measures,
 )
 from brim.models import precision
+from brim.models.loss import NextToken
 
 
 def score(model, rows, batches):
     return score_rows(
-        model, rows, pad_id=1, batches=RowsAtOnce(batches) if isinstance(batches, int) else batches, **ON_CPU
+        model,
+        rows,
+        pad_id=1,
+        batches=RowsAtOnce(batches) if isinstance(batches, int) else batches,
+        objective=NextToken(),
+        **ON_CPU,
     )
 
 

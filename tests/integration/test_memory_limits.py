@@ -23,7 +23,7 @@ from tests.integration.conftest import MODEL, events, losses, steps, validation
 from tests.train.scarce import apart
 
 import brim
-from brim.infer.metrics import scores as evaluating
+from brim.models.loss import NextToken
 from brim.train import job as exporting
 
 pytestmark = pytest.mark.run
@@ -44,8 +44,8 @@ def test_a_run_that_runs_out_learns_the_same_and_tells_it(gallery):
 
 
 def test_an_evaluation_shrinks_once_and_never_the_training_batch(train, tmp_path, monkeypatch, gallery):
-    run, clean, scarce = tmp_path / "run", gallery("lora").run, Scarce(evaluating.next_token_scores, 2)
-    monkeypatch.setattr(evaluating, "next_token_scores", scarce)
+    run, clean, scarce = tmp_path / "run", gallery("lora").run, Scarce(NextToken.scores, 2)
+    monkeypatch.setattr(NextToken, "scores", lambda *given: scarce(*given))
     result = train("run", trainer={"eval_batch_size": 4})
     (event,) = events(run, "oom")
     assert (event["step"], event["where"], event["rows_at_once"], len(event["rows"])) == (4, "evaluation", 2, 4)

@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 
 import brim
 from brim.errors import CheckpointError
-from brim.models.loss import chunked as chunked_loss, next_token_loss
+from brim.models.loss import NextToken, chunked as chunked_loss
 
 pytestmark = pytest.mark.run
 LORA = {"adapter": {"type": "lora", "dropout": 0.0}}
@@ -173,14 +173,14 @@ def test_losses_by_row_do_not_depend_on_the_micro_batch_on_checkpointing_or_wher
     assert learned("parts", resume=True, enable_gradient_checkpointing=False) == whole
     assert (tmp_path / "4" / MODEL).read_bytes() == (tmp_path / "parts" / MODEL).read_bytes()
 
-    passes = iter(range(1, 1000))
+    passes, whole_loss = iter(range(1, 1000)), NextToken.loss
 
     def scarce_loss(*arguments, **settings):
         if next(passes) in (2, 9):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return next_token_loss(*arguments, **settings)
+        return whole_loss(*arguments, **settings)
 
-    monkeypatch.setattr("brim.train.gradient.next_token_loss", scarce_loss)
+    monkeypatch.setattr(NextToken, "loss", scarce_loss)
     np.testing.assert_allclose(learned("scarce"), whole, rtol=1e-5)
     assert len(events(tmp_path / "scarce", "oom")) == 2
 

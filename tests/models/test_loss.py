@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from brim.data.tokens import collate
 from brim.memory.workload import full_batch
-from brim.models.loss import LogitHead, chunked as chunked_loss, next_token_loss, next_token_scores
+from brim.models.loss import LogitHead, NextToken, chunked as chunked_loss
 from brim.models.loss.chunked import LogitTransform, chunked_loss_sum, chunked_scores
 from brim.models.loss.next_token import NoLogitHead, logit_head
 
@@ -42,18 +42,18 @@ def test_sums_and_scores_are_transformers_mean_times_the_supervised_tokens_whate
     (row,) = rows([9])
     batch = collate([row], pad_id=1)
     mean = model(input_ids=batch.input_ids, labels=labels([row])).loss
-    torch.testing.assert_close(next_token_loss(model, batch), 7 * mean)
+    torch.testing.assert_close(NextToken().loss(model, batch), 7 * mean)
     some = rows([9, 30, 4, 17])
     batch = collate(some, pad_id=1)
-    together, scores = next_token_loss(model, batch), next_token_scores(model, batch)
-    torch.testing.assert_close(together, sum(next_token_loss(model, collate([row], pad_id=1)) for row in some))
+    together, scores = NextToken().loss(model, batch), NextToken().scores(model, batch)
+    torch.testing.assert_close(together, sum(NextToken().loss(model, collate([row], pad_id=1)) for row in some))
     torch.testing.assert_close(scores.loss.sum().float(), together)
     assert scores.num_supervised.tolist() == [7, 28, 2, 15]
     predicted = model(input_ids=batch.input_ids).logits.argmax(-1)[:, :-1]
     targets = labels(some)[:, 1:]
     assert scores.num_correct.tolist() == ((predicted == targets) & (targets != -100)).sum(1).tolist()
     (row,) = rows([6], num_prompt_tokens=0)  # the first token is no target
-    assert int(next_token_scores(model, collate([row], pad_id=1)).num_supervised) == 5 == row.num_supervised
+    assert int(NextToken().scores(model, collate([row], pad_id=1)).num_supervised) == 5 == row.num_supervised
 
 
 def test_the_gradient_of_a_batch_is_the_sum_of_its_cuts(model):
@@ -62,7 +62,7 @@ def test_the_gradient_of_a_batch_is_the_sum_of_its_cuts(model):
     def gradient(cuts):
         model.zero_grad()
         for cut in cuts:
-            next_token_loss(model, collate(cut, pad_id=1)).backward()
+            NextToken().loss(model, collate(cut, pad_id=1)).backward()
         return torch.cat([p.grad.flatten().clone() for p in model.parameters()])
 
     whole, cut = gradient([some]), gradient([some[:1], some[1:]])
@@ -286,7 +286,7 @@ def three(*numbers):
 def loss_and_gradient(model, head, *, autocast=None):
     model.zero_grad()
     with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
-        loss = next_token_loss(model, three(), head=head) / 45
+        loss = NextToken(head=head).loss(model, three()) / 45
     loss.backward()
     trained = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     return loss.detach(), torch.cat([each.flatten().float() for each in trained])
@@ -318,8 +318,8 @@ def test_an_architecture_in_parts_is_the_whole_one_and_padding_changes_no_row(fa
     assert head.transform == BEHIND_THE_BODY.get(family, LogitTransform())
     assert_alike(model, head, 1e-6)
     with torch.no_grad():
-        scores, expected = (next_token_scores(model, three(), head=each) for each in (head, None))
-        alone = torch.cat([next_token_scores(model, three(number)).loss for number in range(3)])
+        scores, expected = (NextToken(head=each).scores(model, three()) for each in (head, None))
+        alone = torch.cat([NextToken().scores(model, three(number)).loss for number in range(3)])
     torch.testing.assert_close(scores.loss, expected.loss, rtol=1e-6, atol=1e-6)
     assert torch.equal(scores.num_correct, expected.num_correct)
     assert torch.equal(scores.num_supervised, expected.num_supervised)
@@ -424,5 +424,5 @@ def test_it_needs_no_values_and_leaves_no_trace(small_chunks):
         assert isinstance(head, LogitHead)
         assert_no_trace(model)
     with values:
-        next_token_loss(model, full_batch(3, 23), head=head).backward()
+        NextToken(head=head).loss(model, full_batch(3, 23)).backward()
     assert head.projection.weight.grad.shape == (120, 32)

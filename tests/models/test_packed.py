@@ -7,7 +7,7 @@ from transformers import AutoConfig, LlamaConfig, masking_utils
 
 from brim.config import load_config
 from brim.data.tokens import collate, pack
-from brim.models.loss import LogitHead, logit_head, next_token_loss, next_token_scores
+from brim.models.loss import LogitHead, NextToken, logit_head
 from brim.models.packing import PackedAttention, attention as packed, packing_choice, packing_fit, passing
 
 TEXTS = {f"{way}_features": [{"name": way, "type": "text"}] for way in ("input", "output")}
@@ -18,11 +18,11 @@ def gradient(model, batch, *, head=None, attention=None):
     """The loss and all its gradient, as one vector."""
     model.zero_grad()
     if attention is None:
-        loss = next_token_loss(model, batch, head=head)
+        loss = NextToken(head=head).loss(model, batch)
         loss.backward()
     else:
         with attention.of(batch.packed):
-            loss = next_token_loss(model, batch, head=head)
+            loss = NextToken(head=head).loss(model, batch)
             loss.backward()
     return loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
@@ -45,8 +45,8 @@ def test_a_trial_says_which_families_are_fit_and_those_have_one_loss_and_gradien
     padded, joined, attention = collate(rows, pad_id=1), pack(rows, pad_id=1), PackedAttention(model)
     assert apart(gradient(model, joined, attention=attention), gradient(model, padded)) < 1e-6
     with torch.no_grad(), attention.of(joined.packed):
-        found = next_token_scores(model, joined)
-    expected = next_token_scores(model, padded)
+        found = NextToken().scores(model, joined)
+    expected = NextToken().scores(model, padded)
     torch.testing.assert_close(found.loss, expected.loss, rtol=1e-6, atol=1e-6)
     assert found.num_correct.tolist() == expected.num_correct.tolist()
     assert found.num_supervised.tolist() == expected.num_supervised.tolist()

@@ -23,7 +23,7 @@ from brim.errors import ModelError
 from brim.models import load_llm, require_bitsandbytes, unquantised_experts, with_stored_quantization
 from brim.models.adapters import add_adapter
 from brim.models.folders import locate
-from brim.models.loss import next_token_loss
+from brim.models.loss import NextToken
 
 CPU = torch.device("cpu")
 LORA = {"type": "lora", "dropout": 0.0, "target_modules": "all-linear"}
@@ -107,7 +107,7 @@ def test_only_linear_layers_but_the_last_are_quantised(tiny_base, settings, prec
 
 def test_an_explicit_compute_dtype_is_used(tiny_base):
     models = (load(tiny_base, {**FOUR, **more}) for more in ({}, {"bnb_4bit_compute_dtype": "bfloat16"}))
-    exact, rough = (float(next_token_loss(model, batch()).detach()) for model in models)
+    exact, rough = (float(NextToken().loss(model, batch()).detach()) for model in models)
     assert exact != rough
     assert rough == pytest.approx(exact, rel=1e-2)
 
@@ -138,7 +138,7 @@ def test_the_adapters_gradient_is_that_over_dequantised_weights(tiny_base, setti
             if "lora_B" in name:  # zero at first, which would hide the gradient of lora_A
                 torch.manual_seed(1)
                 nn.init.normal_(weight, std=0.05)
-        next_token_loss(each.train(), batch()).backward()
+        NextToken().loss(each.train(), batch()).backward()
         gradients.append({name: w.grad for name, w in each.named_parameters() if w.requires_grad})
     assert gradients[0].keys() == gradients[1].keys()
     assert len(gradients[0]) == 28
@@ -155,15 +155,15 @@ def test_dora_and_transposed_layers_and_biases(tmp_path, settings):
         architecture = AutoConfig.for_model(name, vocab_size=300, bos_token_id=0, eos_token_id=0, **sizes)
         AutoModelForCausalLM.from_config(architecture).save_pretrained(base)
         (base / "tokenizer.json").write_text("{}")
-        plain = float(next_token_loss(load(base, None), batch()).detach())
+        plain = float(NextToken().loss(load(base, None), batch()).detach())
         model = load(base, settings, adapter={**LORA, "use_dora": True}, trainer={"type": "finetune"}, trainable=True)
         assert quantised(model)
-        loss = next_token_loss(model, batch())
+        loss = NextToken().loss(model, batch())
         assert float(loss.detach()) == pytest.approx(plain, rel=0.02)
         loss.backward()
         assert all(w.grad.isfinite().all() for w in model.parameters() if w.requires_grad)
         # PEFT puts each 8-bit weight anew into its layer in the first pass; the second must find the scales.
-        assert next_token_loss(model, batch()) == loss
+        assert NextToken().loss(model, batch()) == loss
 
 
 def test_experts_that_are_not_quantised_are_told(tiny_base, tmp_path):

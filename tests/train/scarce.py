@@ -15,6 +15,7 @@ from brim.batching import BatchSchedule, ByRows
 from brim.config.schema import FinetuneTrainer, GradientClippingConfig
 from brim.data.tokens import TokenRow, TokenRows
 from brim.models import LLM, precision
+from brim.models.loss import NextToken
 from brim.train import LearningRate, Loop, Observer, RunLength, build_optimizer
 from brim.train.checkpoints import CheckpointStore, TrainState
 from brim.train.job import Stopping, TrainJob, measure_every
@@ -177,7 +178,7 @@ class Run:
         else:
             course = course_of(trainer, self.model, rows)
         self.job = TrainJob(
-            llm=LLM(model=self.model, folder=None, device=CPU, precision=precision(kind)),
+            llm=LLM(model=self.model, folder=None, device=CPU, precision=precision(kind), objective=NextToken()),
             rows=rows,
             pad_id=1,
             cutter=self.cutter,

@@ -15,7 +15,7 @@ from brim.data.tokens import collate
 from brim.distributed import ALONE
 from brim.errors import OutOfMemoryError
 from brim.models import LLM, precision
-from brim.models.loss import next_token_loss
+from brim.models.loss import NextToken
 from brim.train.gradient import Gradient, GradientNorms
 
 BATCH = np.array([3, 17, 8, 0, 11, 5, 14, 2, 19, 7, 12, 1])
@@ -24,7 +24,7 @@ FEW = BATCH[:5]
 
 def gradient_of(model, *, cutter=None, scaler=None, rows=None, events=None):
     """What Gradient reads of a job; no more of it is needed."""
-    llm = LLM(model=model, folder=None, device=CPU, precision=precision("fp32"))
+    llm = LLM(model=model, folder=None, device=CPU, precision=precision("fp32"), objective=NextToken())
     given = {"rows": rows or rows_of(), "cutter": cutter or ByRows(max_rows=4)}
     job = SimpleNamespace(llm=llm, pad_id=1, ranks=ALONE, sharded=None, **given)
     scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
@@ -48,7 +48,7 @@ def by_autograd(model, indices, groups):
     shares = []
     for group in groups:
         batch = collate([rows[int(i)] for i in indices[group]], pad_id=1)
-        loss = next_token_loss(model, batch) / num_supervised
+        loss = NextToken().loss(model, batch) / num_supervised
         shares.append(torch.cat([g.flatten().double() for g in torch.autograd.grad(loss, parameters)]))
     expected = NoiseMeasurement.of(
         squared_sum=float(sum(shares).square().sum()),

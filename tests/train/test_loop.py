@@ -19,6 +19,7 @@ from brim.batching import ByLength
 from brim.config.schema import GradientClippingConfig
 from brim.data.tokens import TokenRows
 from brim.errors import BrimError, CheckpointError, OutOfMemoryError, Problem
+from brim.models.loss import NextToken
 from brim.train import RunFolder, clip_gradients, gradient, update as weight_update
 from brim.train.checkpoints import TrainState, checkpoint as checkpoint_module
 from brim.train.update import NotFinite, for_a_row, for_an_update
@@ -74,7 +75,7 @@ def test_a_step_does_beside_its_passes_what_it_needs_once(tmp_path, clean, monke
     watch(TokenRows, "__getitem__", "row")
     watch(TokenRows, "take", "rows")
     watch(gradient, "collate", "pad")
-    watch(gradient, "next_token_loss", "pass")
+    watch(NextToken, "loss", "pass")
     watch(torch.Tensor, "backward", "backward")
     watch(torch, "get_rng_state", "states")
     for walk in ("modules", "named_modules", "parameters", "named_parameters", "train"):

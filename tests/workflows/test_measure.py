@@ -15,7 +15,7 @@ from brim.config import load_config
 from brim.data.tokens import rows_of_step
 from brim.errors import BrimError
 from brim.models.folders import locate
-from brim.train import gradient
+from brim.models.loss import NextToken
 from brim.workflows.measure import PhasePeak, run as process
 from brim.workflows.measure.messages import Report, Request, as_json, of_json, rise_per_step
 from brim.workflows.measure.run import (
@@ -299,17 +299,17 @@ def test_fp16_steps_that_overflow_are_left_out_and_told(asked, monkeypatch):
 def test_steps_that_keep_tensors_are_a_leak_and_others_are_not(asked, monkeypatch):
     """By the resident set, which rises by no more than some pages where nothing stays."""
     kept = []
-    loss_of = gradient.next_token_loss
+    loss_of = NextToken.loss
 
-    def leaking(model, batch, **others):
+    def leaking(objective, model, batch, **others):
         kept.append(torch.ones(2**20))
-        return loss_of(model, batch, **others)
+        return loss_of(objective, model, batch, **others)
 
     def leak():
         return leak_of(ran(asked(num_steps=6), ResidentMeter()).peaks, "cpu")
 
     assert leak() is None
-    monkeypatch.setattr(gradient, "next_token_loss", leaking)
+    monkeypatch.setattr(NextToken, "loss", leaking)
     found = leak()
     assert found is not None
     assert found.bytes_per_step == pytest.approx(2**22, rel=0.1)

@@ -316,7 +316,7 @@ def test_the_process_is_as_it_was_after_a_prediction_and_after_one_that_failed(t
 
     torch.manual_seed(7)
     before = state()
-    monkeypatch.setattr("brim.memory.workload.next_token_loss", _draw_and_fail)
+    monkeypatch.setattr("brim.models.loss.NextToken.loss", _draw_and_fail)
     with pytest.raises(ModelError, match="in the midst"):
         brim.predict_memory(trained, **SHAPE)
     monkeypatch.undo()

@@ -48,7 +48,6 @@ from brim.memory.trace import (
 from brim.models import LLM, cast_products, equip, precision
 from brim.models.folders import ModelFolder, open_adapter
 from brim.models.kernels import layer_kernels
-from brim.models.loss import next_token_loss, next_token_scores
 from brim.models.packing import PackedAttention, PackedRows, passing
 from brim.storage import sha256
 from brim.train import clip_gradients
@@ -130,7 +129,7 @@ class ConfigWorkload:
     @property
     def has_chunked_loss(self) -> bool:
         """Return whether the model that was built last computes its loss in chunks."""
-        return self._llm is not None and self._llm.head is not None
+        return self._llm is not None and self._llm.objective.head is not None
 
     def paged_bytes(self, num_elements: Iterable[int]) -> int:
         """Return what the optimizer's states of weights of so many elements take outside the device's allocator."""
@@ -296,7 +295,7 @@ class ConfigWorkload:
                 stack.enter_context(dropout.of_rows(range(batch.num_rows), lengths, step=0, packed=packed))
             stack.enter_context(self._passing(model, batch))
             with self._precision.autocast(_CPU):
-                loss = next_token_loss(model, batch, head=self._llm.head) / batch.targets.numel()
+                loss = self._llm.objective.loss(model, batch) / batch.targets.numel()
             loss.backward()  # type: ignore[no-untyped-call]
 
     def _passing(self, model: nn.Module, batch: Batch) -> AbstractContextManager[None]:
@@ -315,7 +314,7 @@ class ConfigWorkload:
         assert self._llm is not None
         begin("evaluate")
         with torch.no_grad(), self._passing(model, batch), self._precision.autocast(_CPU, keeps_copies=False):
-            next_token_scores(model, batch, head=self._llm.head)
+            self._llm.objective.scores(model, batch)
 
     def _generate(self, model: nn.Module, batch: PromptBatch, begin: Callable[[str], None]) -> None:
         from brim.memory.generation import generate_some

@@ -31,7 +31,7 @@ from brim.models.device import Precision, cast_products, precision
 from brim.models.dropout import RowDropout, drop_by_row
 from brim.models.folders import Initialize, ModelFolder
 from brim.models.kernels import LayerKernels, execution_choices, layer_kernels
-from brim.models.loss import LogitHead, NoLogitHead, chunk_rows, logit_head
+from brim.models.loss import LogitHead, NextToken, NoLogitHead, chunk_rows, logit_head
 from brim.models.packing import PackedAttention
 from brim.models.quantization import (
     cut_as_read,
@@ -60,7 +60,7 @@ class LLM:
     folder: ModelFolder
     device: torch.device
     precision: Precision
-    head: LogitHead | None = None  # the loss is computed in chunks; None: all logits are in memory at once
+    objective: NextToken  # what is learned, and how its loss is computed
     row_dropout: RowDropout | None = None  # the adapter's dropout is drawn by row; None: as PyTorch draws it, or none
     packed: PackedAttention | None = None  # rows are packed; None: they are padded
     choices: tuple[Choice, ...] = ()  # what could only be chosen once the model was there
@@ -203,7 +203,7 @@ def equip(
         folder=folder,
         device=device,
         precision=precision(cast(Any, config.precision)),
-        head=head,
+        objective=NextToken(head=head),
         row_dropout=drop_by_row(model, seed=config.random_seed) if by_row else None,
         packed=PackedAttention(model, is_cuda=device.type == "cuda") if is_packed else None,
         choices=(*attention, *choices),

@@ -27,7 +27,6 @@ from brim.batching.memory import OutOfMemory, attempt, random_states, restore_ra
 from brim.data.tokens import Batch, TokenRow, collate, pack
 from brim.distributed import Claims, Share, deal, gradient_sum, local
 from brim.models import LLM
-from brim.models.loss import next_token_loss
 from brim.models.packing import PackedRows, passing
 from brim.train.job import TrainJob
 
@@ -397,7 +396,7 @@ class MicroBatchPass:
             # Copies of sharded weights in lower precision would be whole.
             with llm.precision.autocast(llm.device, keeps_copies=llm.gathers is None):
                 scale = self._gradient_scale(num_supervised)
-                loss = llm.run(lambda: next_token_loss(llm.model, batch, head=llm.head, gradient_scale=scale))
+                loss = llm.run(lambda: llm.objective.loss(llm.model, batch, gradient_scale=scale))
                 loss = loss / num_supervised
             if not counts:
                 loss = torch.where(torch.zeros_like(loss, dtype=torch.bool), loss, 0.0)

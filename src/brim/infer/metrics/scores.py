@@ -20,7 +20,7 @@ from brim.data.tokens import TokenRow, TokenRows, collate, pack
 from brim.infer.engines import Batches, Response, RowsAtOnce, longest_first
 from brim.infer.metrics.answers import Floats, Measure
 from brim.models import Precision
-from brim.models.loss import LogitHead, next_token_scores, target_logits
+from brim.models.loss import NextToken, target_logits
 from brim.models.packing import PackedAttention, passing
 
 _MOST_TOKENS = 4096
@@ -188,7 +188,7 @@ def score_rows(
     batches: Batches,
     device: torch.device,
     precision: Precision,
-    head: LogitHead | None = None,
+    objective: NextToken,
     packed: PackedAttention | None = None,
     on_batch: Callable[[int], None] = lambda rows: None,
     run: Callable[[Callable[[], Any]], Any] = lambda work: work(),
@@ -196,7 +196,7 @@ def score_rows(
     """Score each row under teacher forcing, without gradients; the model's training mode is left as it was.
 
     Rows of like length share a batch, and fewer of them once memory has run out. Logits are reduced where they arise;
-    in chunks, where the model's head is given. packed: the attention of packed rows; None: rows are padded.
+    in chunks, where the objective has a head. packed: the attention of packed rows; None: rows are padded.
     on_batch: called with how many more rows are done. run: runs each pass.
     Raises OutOfMemoryError when a row alone runs out of memory.
     """
@@ -207,7 +207,7 @@ def score_rows(
     def score(positions: NDArray[np.intp]) -> None:
         batch = (collate if packed is None else pack)(rows.take(positions), pad_id=pad_id).to(device)
         with torch.no_grad(), passing(packed, batch.packed), precision.autocast(device, keeps_copies=False):
-            scores = run(lambda: next_token_scores(model, batch, head=head))
+            scores = run(lambda: objective.scores(model, batch))
         loss[positions] = scores.loss.cpu().numpy()
         num_correct[positions] = scores.num_correct.cpu().numpy()
         num_supervised[positions] = scores.num_supervised.cpu().numpy()

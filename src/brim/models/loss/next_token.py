@@ -65,37 +65,41 @@ class RowScores:
     num_supervised: Tensor  # [B] int64
 
 
-def next_token_loss(
-    model: nn.Module, batch: TokenBatch, *, head: LogitHead | None = None, gradient_scale: Tensor | None = None
-) -> Tensor:
-    """Sum the cross-entropy over the supervised tokens of a micro-batch, in fp32: a scalar, in nats.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextToken:
+    """Learn which token follows: the objective of a language model, for training, scoring and tracing alike.
 
     head: the model's (`logit_head`), to do it in chunks; None: all logits are in memory at once.
-    gradient_scale: where arithmetic is fp16 and the loss is scaled, all that this sum is multiplied by before the
-    backward pass; chunks compute their gradients before it.
     """
-    if head is not None:
+
+    head: LogitHead | None = None
+
+    def loss(self, model: nn.Module, batch: TokenBatch, *, gradient_scale: Tensor | None = None) -> Tensor:
+        """Sum the cross-entropy over the supervised tokens of a micro-batch, in fp32: a scalar, in nats.
+
+        gradient_scale: where arithmetic is fp16 and the loss is scaled, all that this sum is multiplied by before the
+        backward pass; chunks compute their gradients before it.
+        """
+        if self.head is None:
+            return cross_entropy(target_logits(model, batch).float(), batch.targets, reduction="sum")
         return chunked_loss_sum(
-            _target_hidden(head, batch),
-            head.projection.weight,
-            head.projection.bias,
+            _target_hidden(self.head, batch),
+            self.head.projection.weight,
+            self.head.projection.bias,
             batch.targets,
-            transform=head.transform,
+            transform=self.head.transform,
             gradient_scale=gradient_scale,
         )
-    return cross_entropy(target_logits(model, batch).float(), batch.targets, reduction="sum")
 
-
-def next_token_scores(model: nn.Module, batch: TokenBatch, *, head: LogitHead | None = None) -> RowScores:
-    """Sum loss and hits by row, for evaluation, without gradients. head: as in `next_token_loss`."""
-    losses, hits = _whole_scores(model, batch) if head is None else _chunked_scores(head, batch)
-    num_rows = batch.num_rows
-    zeros = torch.zeros(num_rows, device=losses.device, dtype=torch.int64)
-    return RowScores(
-        loss=_row_sums(losses, batch),
-        num_correct=zeros.index_add(0, batch.target_rows, hits),
-        num_supervised=zeros.index_add(0, batch.target_rows, torch.ones_like(hits)),
-    )
+    def scores(self, model: nn.Module, batch: TokenBatch) -> RowScores:
+        """Sum loss and hits by row, for evaluation, without gradients."""
+        losses, hits = _whole_scores(model, batch) if self.head is None else _chunked_scores(self.head, batch)
+        zeros = torch.zeros(batch.num_rows, device=losses.device, dtype=torch.int64)
+        return RowScores(
+            loss=_row_sums(losses, batch),
+            num_correct=zeros.index_add(0, batch.target_rows, hits),
+            num_supervised=zeros.index_add(0, batch.target_rows, torch.ones_like(hits)),
+        )
 
 
 def _row_sums(losses: Tensor, batch: TokenBatch) -> Tensor:

@@ -181,7 +181,7 @@ class Bench:
             batches=RowsAtOnce(len(rows), on_smaller=_refuse),
             device=llm.device,
             precision=llm.precision,
-            head=llm.head,
+            objective=llm.objective,
             packed=llm.packed,
         )
 

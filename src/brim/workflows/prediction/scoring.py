@@ -165,7 +165,7 @@ def scored(
         batches=batches,
         device=llm.device,
         precision=llm.precision,
-        head=llm.head,
+        objective=llm.objective,
         packed=llm.packed,
         on_batch=on_batch,
         run=llm.run,
