@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from tests.gallery import Gallery, sums as gallery_rows
 from tests.golden import Golden
 from tests.properties import register_profiles
 
+from brim.lazy import without_collector
 from faults import workshop
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -39,6 +40,13 @@ def pytest_configure(config: pytest.Config) -> None:
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while modules are imported: it looks again and again at what all of them hold, and frees little."""
+    with without_collector():
+        return (yield)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
