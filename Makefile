@@ -21,11 +21,17 @@ demo: $(STAMP)  ## fine-tune, evaluate and predict on real data, in minutes on t
 	$(BIN)/python examples/demo.py
 
 .PHONY: lint
-lint: $(STAMP)  ## lint, format check, strict types
+lint: style types  ## lint, format check, strict types
+
+.PHONY: style
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/python -m tools.sizes --quiet
+
+.PHONY: types
+types: $(STAMP)
+	$(BIN)/mypy
 
 .PHONY: sizes
 sizes: $(STAMP)  ## modules, code lines and faces of each package, beside its budget
@@ -44,10 +50,14 @@ format: $(STAMP)  ## format and sort imports
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Three workers on two cores, since tests wait for processes that they start. Without bytecode on the disk, each worker
-# compiles brim and the tests anew, and each of these processes brim.
 .PHONY: test
-test: lint  ## the whole suite: lint, types, tests
+test: style  ## the whole suite: lint, types, tests
+	$(MAKE) --no-print-directory --jobs=2 types tests
+
+# Three workers on two cores, since tests wait for processes that they start; types are checked beside them, on a single
+# core. Without bytecode on the disk, each worker compiles brim and the tests anew, and each of these processes brim.
+.PHONY: tests
+tests: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3
 
 .PHONY: test-ray
