@@ -15,9 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
-import resource
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
