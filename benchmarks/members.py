@@ -86,9 +86,9 @@ def _coordinator(num_rows: int) -> dict[str, float]:
     """Measure this process from the first short row that is kept to the last, while two others generate."""
     with tempfile.TemporaryDirectory() as name:
         folder, seen = Path(name), list[tuple[int, float, float, int]]()
-        rows = [{"instruction": f"{n % 7} + {n % 11} =", "input": "", "output": "1"} for n in range(num_rows)]
         data = folder / "rows.jsonl"
-        write_jsonl(rows, data)
+        added = ((number % 7, number % 11) for number in range(num_rows))
+        write_jsonl(({"instruction": f"{a} + {b} =", "input": "", "output": "1"} for a, b in added), data)
         make_base(folder / "base", TINY, data)
         config = {**CONFIG, "base_model": str(folder / "base"), "generation": {"max_new_tokens": 8, "engine": "slots"}}
 
