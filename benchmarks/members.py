@@ -70,7 +70,7 @@ def main() -> None:
             folder = Path(name, str(number))
             folder.mkdir()
             rounds.append(_round(folder, with_ray=asked.ray))
-    figures = _coordinator(asked.short_rows)
+    figures: dict[str, float] = _coordinator(asked.short_rows)
     for name in ("two", "ray") if asked.ray else ("two",):
         figures |= {
             f"CPU seconds of work, {name} over one": _ratio(rounds, name, "one", "work_s"),
