@@ -296,3 +296,4 @@ def test_what_cannot_be_sharded_is_refused_by_name(tiny_base):
     keys = [problem.where for problem in caught.value.problems]
     assert keys == ["adapter.use_dora", "precision", "trainer.optimizer.type", "trainer.noise_scale_every"]
     assert all("or set backend.trainer.strategy: ddp" in problem.fix for problem in caught.value.problems)
+    sharding.require_shardable(load_config(usual(tiny_base, **QLORA)).config)
