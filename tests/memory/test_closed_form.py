@@ -191,6 +191,17 @@ def test_lora_on_mistral_in_16_bits_with_checkpointing():
     assert found.total_bytes + 4 * 4096 * 32_000 * 2 == pytest.approx(26_704_571_904, rel=0.02)
 
 
+def test_layers_that_are_not_recomputed_keep_what_they_keep_without_checkpointing():
+    none, some, every = (
+        worked(LLAMA, precision="fp32", trainer={"type": "finetune", "enable_gradient_checkpointing": of})
+        for of in (False, 8, True)
+    )
+    by_name = lines(some)
+    assert 32 * by_name["activations"].num_bytes == 24 * lines(none)["activations"].num_bytes
+    assert 32 * by_name["between the layers"].num_bytes == 8 * lines(every)["between the layers"].num_bytes
+    assert by_name["inside one layer"].moments == ("backward ends",)
+
+
 def test_quantised_weights_by_hand():
     layers = 32 * (4 * 4096**2 + 3 * 4096 * 11_008)
     four = lines(worked(LLAMA, precision="bf16-true", adapter="lora", quantization={"bits": 4}))

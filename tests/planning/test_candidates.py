@@ -7,7 +7,7 @@ from tests.batching.cost_examples import linear_costs
 from tests.planning.hand_made import does_not_fit, hand_made_candidate
 from tests.planning.planned import COSTS, budget, task, way_costs, wire
 
-from brim.planning.candidates import WAYS, candidate, choose, could_gain_by_sharding, ways
+from brim.planning.candidates import WAYS, candidate, choose, could_gain_by_sharding, some_layers, ways
 from brim.planning.plan import Way
 
 
@@ -30,6 +30,28 @@ def test_with_room_to_spare_the_cut_is_the_fastest_and_under_a_cap_the_fastest_t
     largest = candidate(way_costs(), task(largest=True), budget(9300))  # as few micro-batches as fit
     assert (largest.widest, largest.micro_batches_per_step) == ((4, 100), 1)
     assert largest.seconds_per_epoch == pytest.approx(5.0 + 4.2 + 2 * 0.5)
+
+
+def test_as_few_layers_are_recomputed_as_pay():
+    """Of eight layers: 10 bytes and 10 ms a token without checkpointing, 2 and 13 with that of all."""
+
+    def best(cap_bytes, *, seconds=1.0, **changes):
+        off = way_costs(costs=linear_costs(seconds=seconds))
+        on = way_costs(costs=linear_costs(seconds=seconds, bytes_per_token=2, seconds_per_token=0.013))
+        on = replace(on, way=Way(gradient_checkpointing=True, chunked_loss=True))
+        return some_layers(off, on, task(**changes), budget(cap_bytes), num_layers=8, cap_bytes=cap_bytes)
+
+    # The longest row's 100 tokens take 500 bytes where five layers are recomputed, 300 where seven are.
+    for cap_bytes, number in ((1500, 5), (1599, 5), (1600, 4), (1750, 3), (9300, 2)):
+        found = best(cap_bytes, fixed_rows=1)
+        assert (found.way.gradient_checkpointing, found.widest) == (number, (1, 100))
+        assert found.seconds_per_epoch == pytest.approx(8 + 360 * (0.01 + number / 8 * 0.003) + 2 * 0.5)
+    assert best(1299, fixed_rows=1) is None
+    assert best(9300).way == Way(gradient_checkpointing=2, chunked_loss=True)
+    assert best(2000, seconds=100.0).way.gradient_checkpointing == 7  # three micro-batches instead of four
+    numbers = ways(checkpointing=7, chunked="auto")
+    assert [way.gradient_checkpointing for way in numbers] == [7, 7]
+    assert str(numbers[0]) == "checkpointing of 7 layers, loss in chunks"
 
 
 def test_what_the_allocator_needs_for_the_shapes_of_the_cut_is_left_to_it():

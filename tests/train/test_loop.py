@@ -572,6 +572,8 @@ def test_nothing_is_advised_that_is_done_already():
     checkpointing = "set trainer.enable_gradient_checkpointing: true, also with --resume"
     four_bits = "with a base in 4 bits and an adapter (quantization.bits: 4)"
     assert for_a_row({}) == f"{checkpointing}, {shorter}, or {four_bits}"
+    some = {"trainer": {"enable_gradient_checkpointing": 2}, "quantization": {"bits": 4}}
+    assert for_a_row(some) == f"{checkpointing}, or {shorter}"
     done = {"trainer": {"enable_gradient_checkpointing": True}, "quantization": {"bits": 4}}
     assert for_a_row(done) == shorter
     for optimizer, adapter, advised in [

@@ -252,7 +252,7 @@ def what_helps(
 def _changes(config: Config) -> Iterator[tuple[str, str, Config]]:
     trainer = config.trainer
     assert isinstance(trainer, FinetuneTrainer)
-    if trainer.enable_gradient_checkpointing is False:
+    if trainer.enable_gradient_checkpointing not in (True, "auto"):
         fix = "trainer.enable_gradient_checkpointing: auto"
         yield "activation checkpointing", fix, _trainer(config, enable_gradient_checkpointing=True)
     if trainer.chunked_loss is False:

@@ -182,7 +182,7 @@ def _largest(prediction: MemoryPrediction) -> Iterator[str]:
         part = max(prediction.by_category, key=lambda each: prediction.by_category[each])
         is_taken = {"weights": prediction.quantization_bits == 4, "logits_and_loss": prediction.has_chunked_loss}
         remedies = [_LESS[part]] if part in _LESS and not is_taken.get(part) else []
-        if part == "activations" and not prediction.gradient_checkpointing:
+        if part == "activations" and prediction.gradient_checkpointing is not True:
             remedies.append(_CHECKPOINTING)
         less = f": {'; '.join(remedies)}" if remedies else ""
         yield f"the largest part is {LOOKS[part].label}, {format_bytes(prediction.by_category[part])}{less}"

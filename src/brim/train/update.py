@@ -297,7 +297,7 @@ def for_a_row(settings: Settings) -> str:
     ways = ["train again with shorter rows (preprocessing.global_max_sequence_length)"]
     if not settings.get("quantization"):
         ways.append("with a base in 4 bits and an adapter (quantization.bits: 4)")
-    if not (settings.get("trainer") or {}).get("enable_gradient_checkpointing"):
+    if (settings.get("trainer") or {}).get("enable_gradient_checkpointing") is not True:  # of some layers, or none
         ways.insert(0, "set trainer.enable_gradient_checkpointing: true, also with --resume")
     return either(ways)
 
