@@ -348,7 +348,7 @@ def answer(question: Question, *, shows_other: bool = True) -> MemoryPrediction:
         except ValueError:  # which transformers raises for an architecture that has none
             return replace(without, choices=(*without.choices, _NO_CHECKPOINTING))
         room_bytes = _reservable_bytes(asked, with_it)
-        if asked.has_limit and not fits and with_it.reserved_bytes <= room_bytes and shows_other:
+        if asked.has_limit and not fits and with_it.reserved_bytes <= room_bytes:
             for some in _of_some_layers(question, without, with_it, room_bytes):
                 with_it = some
     is_taken = not fits if asked.has_limit else with_it.total_bytes < without.total_bytes
