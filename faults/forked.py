@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import ctypes
+import gc
 import io
 import json
 import os
@@ -30,6 +31,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 import brim
+from brim.lazy import without_collector
 
 ROOT = Path(__file__).parents[1]
 
@@ -153,9 +155,11 @@ class Brim:
 
 def serve() -> None:
     """Read orders from stdin, a line each, and answer each with a line on stdout, until stdin ends."""
-    for name in (*(module.name for module in pkgutil.walk_packages(brim.__path__, "brim.")), *_PRELOADED):
-        import_module(name)
-    _warm_up()
+    with without_collector():
+        for name in (*(module.name for module in pkgutil.walk_packages(brim.__path__, "brim.")), *_PRELOADED):
+            import_module(name)
+        _warm_up()
+    gc.freeze()  # a child that collects garbage would look at all that the libraries hold, and copy the pages
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:

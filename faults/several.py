@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -122,6 +123,7 @@ def _forked(rank: int, work: Callable[[int], Any], environment: Mapping[str, str
     if child:
         return child
     code = 1
+    gc.freeze()  # to collect garbage would be to look at all that the parent's libraries hold, and to copy the pages
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ.update({**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})

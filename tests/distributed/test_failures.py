@@ -73,10 +73,10 @@ def test_a_rank_that_has_something_else_is_named(differs, codes, key, tiny_base,
 def test_what_cannot_be_sharded_is_refused_before_the_data_are_read(tiny_base, tmp_path):
     (tmp_path / "damaged.jsonl").write_text("{")
     backend = {"type": "local", "trainer": {"strategy": "fsdp"}}
-    config = usual(tiny_base, dataset=str(tmp_path / "damaged.jsonl"), backend=backend, quantization={"bits": 4})
+    config = usual(tiny_base, dataset=str(tmp_path / "damaged.jsonl"), backend=backend, precision="fp16-mixed")
     ended = together(2, lambda rank: brim.Model(config).train(output_directory=tmp_path / "run"), folder=tmp_path)
     assert [each.code for each in ended] == [2, 2]
-    assert all("fsdp does not go with weights in 4 bits" in each.error for each in ended)
+    assert all("fsdp does not go with a scaled loss" in each.error for each in ended)
 
 
 class InterruptedAfter(brim.Observer):

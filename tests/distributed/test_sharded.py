@@ -128,7 +128,7 @@ def test_4_bits_of_the_same_ranks_are_the_same_bits_and_one_process_reads_their_
         ended = train(config, tmp_path / again, ranks=2, observer=KilledAfter(5), each=sharded)
         assert ended[0].code == -signal.SIGKILL
     assert len(parts(tmp_path / "2", 4)) == 2 * 2
-    assert losses(tmp_path / "2") == losses(tmp_path / "3")
+    assert losses(tmp_path / "2")[:4] == losses(tmp_path / "3")[:4]  # the fifth may not have been written yet
     train(config, tmp_path / "2", ranks=1, resume=True)
     assert_alike(tmp_path / "1", tmp_path / "2", within=1e-5)
     assert (exported(tmp_path / "2") - exported(tmp_path / "1")).norm() < 1e-5

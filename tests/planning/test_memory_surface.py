@@ -11,7 +11,7 @@ from tests.planning.planned import asked_of, shapes_of, traces_of
 from tests.properties import examples
 
 import brim.memory.predict as memory
-from brim.distributed import vector_bytes
+from brim.distributed import Share
 from brim.memory.allocator import AllocatorSettings, CachingAllocator, Heap, SimulatedOutOfMemory, replay
 from brim.memory.events import EventStream, Place
 from brim.memory.fsdp import Sharding
@@ -264,7 +264,7 @@ def test_gradients_of_several_ranks_stand_from_the_first_micro_batch_on(tmp_path
         name: Traces(TrainingSteps(workload, **given), device)
         for name, given in {"alone": {}, "one": {"is_single": True}, "ranks": {"is_single": True, "ranks": 4}}.items()
     }
-    vector = vector_bytes(4, num_parameters=len(of["ranks"].recording((1, 2)).trained))
+    vector = Share.sent_bytes(4, num_parameters=len(of["ranks"].recording((1, 2)).trained))
     assert of["ranks"].basics["static"] == of["alone"].basics["static"] + vector
     assert of["one"].basics["static"] == of["alone"].basics["static"] - of["ranks"].basics["summed"]
     assert of["ranks"].peak_bytes(2, 128) == of["alone"].peak_bytes(2, 128) + vector

@@ -89,7 +89,7 @@ def test_each_process_sees_a_card_of_its_own(monkeypatch, visible, cards):
     monkeypatch.setattr(
         members, "Child", lambda *arguments, environment, **how: seen.append(environment) or mock.Mock()
     )
-    with members.Processes({}, 3) as processes:
+    with members.Processes({}, 3, 3) as processes:
         for member in range(3):
             processes.start(member)
     assert [each["CUDA_VISIBLE_DEVICES"] for each in seen] == cards

@@ -18,7 +18,6 @@ import torch
 from hypothesis import given, strategies as st
 from safetensors.torch import save_file
 from tests.gallery import usual
-from tests.workflows import children
 
 import brim
 from brim.cli import main
@@ -29,6 +28,7 @@ from brim.workflows.verify_resume import segment
 from brim.workflows.verify_resume.comparison import Made, Promise, compared, promise_of, records_of, tensor_difference
 from brim.workflows.verify_resume.run import Reach, Start, Trial, choose_start
 from brim.workflows.verify_resume.segment import choose_disturbance, run_segment
+from faults import several
 
 # 16 steps of 8 rows.
 RUN = Reach(total_steps=16, total_samples=128, largest_size=8, logged_steps=16)
@@ -261,7 +261,7 @@ def whole(tiny_base, rows, tmp_path_factory):
 @pytest.fixture
 def forked(monkeypatch):
     """Processes are forked from this one, which has the libraries. What a test changes holds in them, too."""
-    monkeypatch.setattr(child, "_process", children.forked)
+    monkeypatch.setattr(child, "_process", several.forked)
 
 
 @pytest.fixture

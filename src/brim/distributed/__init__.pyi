@@ -17,7 +17,6 @@ from .ranks import (
 from .reduction import (
     Share as Share,
     gradient_sum as gradient_sum,
-    vector_bytes as vector_bytes,
 )
 from .sharding import (
     Sharded as Sharded,

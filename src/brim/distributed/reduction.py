@@ -35,6 +35,11 @@ class Share:
     peak_bytes: int = 0
     busy_s: float = 0.0
 
+    @staticmethod
+    def sent_bytes(ranks: int, *, num_parameters: int) -> int:
+        """Return the bytes of the numbers that travel with the gradients, one of them for each weight."""
+        return torch.float64.itemsize * (1 + ranks * len(_FIELDS) + num_parameters)
+
 
 _FIELDS = tuple(field.name for field in fields(Share))
 
@@ -63,11 +68,6 @@ def gradient_sum(ranks: Ranks, parameters: Sequence[nn.Parameter], *, is_sharded
     if not ranks.are_several:
         return None
     return ShardedSum(ranks, parameters) if is_sharded else Reduction(ranks, parameters)
-
-
-def vector_bytes(ranks: int, *, num_parameters: int) -> int:
-    """Return the bytes of the numbers that travel with the gradients, one of them for each weight."""
-    return torch.float64.itemsize * (1 + ranks * len(_FIELDS) + num_parameters)
 
 
 class Reduction:

@@ -18,7 +18,7 @@ import torch
 from brim.batching import Costs
 from brim.config import Choice
 from brim.config.schema import Config, FinetuneTrainer
-from brim.distributed import vector_bytes
+from brim.distributed import Share
 from brim.errors import ConfigError
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.devices import Budget, Device, cpu_device, device_speed, link_between, link_to_host
@@ -225,7 +225,7 @@ def _wire(request: PlanRequest, summed_bytes: int, *, is_sharded: bool) -> Wire 
     if request.ranks == 1:
         return None
     link, share = link_between(request.device), (request.ranks - 1) / request.ranks
-    vector = vector_bytes(request.ranks, num_parameters=0)
+    vector = Share.sent_bytes(request.ranks, num_parameters=0)
     return Wire(
         num_ranks=request.ranks,
         link=link.name,

@@ -266,6 +266,22 @@ class TokenRows(Sequence[TokenRow]):
         files = sorted(folder.glob("*.npz"), key=lambda path: int(path.stem))
         return [cls(tables[str(saved["table"])], saved["indices"]) for saved in map(np.load, files)]
 
+    def to_bytes(self) -> bytes:
+        """Return the rows as `of_bytes` reads them in another process."""
+        import pyarrow as pa
+
+        batch, text = _record_batch(list(self), self._table.schema), pa.BufferOutputStream()
+        with pa.ipc.new_stream(text, batch.schema) as stream:
+            stream.write_batch(batch)
+        return bytes(text.getvalue())
+
+    @classmethod
+    def of_bytes(cls, text: bytes) -> TokenRows:
+        """Return the rows of `to_bytes`, over that memory."""
+        import pyarrow as pa
+
+        return cls(pa.ipc.open_stream(text).read_all())
+
     @classmethod
     def of_lengths(cls, lengths: npt.ArrayLike) -> TokenRows:
         """Return rows of which nothing but the lengths is known, for plans of data that are not there yet.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from brim.batching import Costs
-from brim.distributed import vector_bytes
+from brim.distributed import Share
 from brim.infer.engines import CacheShape
 from brim.memory import ConfigWorkload
 from brim.memory.devices import DeviceSpeed
@@ -147,7 +147,7 @@ class TrainingSteps:
         else:
             if self._ranks > 1:
                 unreached = (size * each.dtype.itemsize for each, size in trained if each.gradient is None)
-                beside_bytes = sum(unreached) + vector_bytes(self._ranks, num_parameters=len(trained))
+                beside_bytes = sum(unreached) + Share.sent_bytes(self._ranks, num_parameters=len(trained))
             recorded = traces.live_bytes(recording.stream)[recording.parts[_last_part(recording)][0] - 1]
             unrecorded_bytes = static_bytes - int(recorded)
             state_bytes = unrecorded_bytes - _workspace_bytes(stream)

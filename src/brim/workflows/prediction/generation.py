@@ -1,4 +1,7 @@
-"""Respond to the rows of a prediction, and score the responses, with the model of this process."""
+"""Respond to the rows of a prediction, and score the responses, with the model of this process.
+
+How many processes do that together is read here, too.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,13 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import torch
 
 from brim.batching.memory import peak_meter
+from brim.config.schema import Config
 from brim.data.tokens import TokenRows
-from brim.infer import DoneRows, score_bytes
+from brim.distributed import num_processes
+from brim.infer import DoneRows, num_actors, score_bytes
 from brim.infer.engines import Engine, Finished, Response, SlotsEngine
 from brim.infer.metrics import BATCH_TOKENS, rows_to_score, score_batches
 from brim.memory.devices import Budget
@@ -24,6 +30,24 @@ from brim.units import format_bytes
 from brim.workflows.prediction.launch import planned_engine, vllm_engine
 from brim.workflows.prediction.merged import adapter_merged
 from brim.workflows.prediction.scoring import Load, batches_for, scored
+
+
+def num_members(config: Config, gpus: int | str | None, *, is_here: bool = True) -> int:
+    """Return how many processes predict: of this machine, one by default, or actors of a Ray cluster, all by default.
+
+    Raises InputError as num_processes and Actors do.
+    """
+    if config.backend.type == "local":
+        return num_processes(str(1 if gpus is None else gpus), None, is_here=is_here)
+    asked = config.backend.trainer.num_workers if gpus is None else gpus
+    if asked in (None, "all"):
+        return num_actors(torch.cuda.is_available())
+    return num_processes(str(asked), None, is_here=False)
+
+
+def is_one_process(config: Config, number: int) -> bool:
+    """Return whether this process predicts itself: a Ray cluster may also be there for a lone actor's GPU."""
+    return number == 1 and config.backend.type == "local"
 
 
 class Generation:

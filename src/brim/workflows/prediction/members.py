@@ -27,11 +27,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from brim.config import Choice, load_config
-from brim.config.schema import Config
-from brim.data.tokens import TokenRow, TokenRows
-from brim.distributed import num_processes, timeout_of_environment
+from brim.data.tokens import TokenRows
+from brim.distributed import timeout_of_environment
 from brim.errors import BrimError, ConfigError
-from brim.infer import Actors, DoneRows, Members, Team, Work, num_actors, score_bytes
+from brim.infer import Actors, DoneRows, Members, Team, Work, score_bytes
 from brim.infer.engines import Finished, Response
 from brim.infer.metrics import BATCH_TOKENS, Scores, rows_to_score, score_batches
 from brim.memory.devices import limit_lifted
@@ -63,24 +62,6 @@ _SHOWN = 20  # lines of what a process printed that has died
 Bodies: TypeAlias = Callable[[Sequence[int], Sequence[bytes]], None]
 
 Lost: TypeAlias = Callable[[int, BrimError], None]  # gets a position, and how the last process ended that had it
-
-
-def num_members(config: Config, gpus: int | str | None, *, is_here: bool = True) -> int:
-    """Return how many processes predict: of this machine, one by default, or actors of a Ray cluster, all by default.
-
-    Raises InputError as num_processes and Actors do.
-    """
-    if config.backend.type == "local":
-        return num_processes(str(1 if gpus is None else gpus), None, is_here=is_here)
-    asked = config.backend.trainer.num_workers if gpus is None else gpus
-    if asked in (None, "all"):
-        return num_actors(torch.cuda.is_available())
-    return num_processes(str(asked), None, is_here=False)
-
-
-def is_one_process(config: Config, number: int) -> bool:
-    """Return whether this process predicts itself: a Ray cluster may also be there for a lone actor's GPU."""
-    return number == 1 and config.backend.type == "local"
 
 
 class Several(AbstractContextManager["Several"]):
@@ -121,7 +102,9 @@ class Several(AbstractContextManager["Several"]):
 
         assert generation.max_new_tokens is not None, "resolved before"
         costs = (lengths + generation.max_new_tokens).astype(np.float64)
-        work = Work(costs=costs, job=job, lease=lambda units: _packed(prompts.take(units)), keep=keep, lose=on_lost)
+        work = Work(
+            costs=costs, job=job, lease=lambda units: {"rows": _packed(prompts.take(units))}, keep=keep, lose=on_lost
+        )
         first = self._team().begin(work)
         rows = first.get("rows_at_once")
         about = {**first, **self._cluster, "num_members": self._number}
@@ -165,7 +148,7 @@ class Several(AbstractContextManager["Several"]):
 
         def lease(units: NDArray[np.intp]) -> dict[str, Any]:
             chosen = [batches[unit] for unit in units]
-            return {**_packed(rows.take(np.concatenate(chosen))), "batches": list(map(len, chosen))}
+            return {"rows": _packed(rows.take(np.concatenate(chosen))), "batches": list(map(len, chosen))}
 
         costs = np.array([float(rows.lengths[positions].sum()) for positions in batches])
         job = {"does": "score", "shape": _packed(shape)}
@@ -187,7 +170,7 @@ class Several(AbstractContextManager["Several"]):
         work = Work(
             costs=rows.lengths.astype(np.float64),
             job=lambda first: job,
-            lease=lambda units: _packed(rows.take(units)),
+            lease=partial(_lease, rows),
             keep=keep,
             lose=partial(_refuse, rows),
         )
@@ -385,7 +368,7 @@ def _generating(
             if time.monotonic() - sent_s >= _SEND_S:
                 send()
 
-        generation.run(_unpacked(lease), on_finished=keep, measures=False)
+        generation.run(_unpacked(lease["rows"]), on_finished=keep, measures=False)
         send()
 
     return respond
@@ -400,7 +383,7 @@ def _scoring(
     tell(ready={}, least_units=1, predicted_s=None)
 
     def score(lease: Mapping[str, Any]) -> None:
-        rows, first = _unpacked(lease), 0
+        rows, first = _unpacked(lease["rows"]), 0
         for unit, num_rows in enumerate(lease["batches"]):
             found = scored(llm, session, rows.take(np.arange(first, first + num_rows)), at_once)
             tell(units=[unit], values=[found.loss.tolist()])
@@ -420,7 +403,7 @@ def _evaluating(
     tell(ready={}, least_units=_LEAST_ROWS, predicted_s=None)
 
     def evaluate(lease: Mapping[str, Any]) -> None:
-        found = scored(llm, session, _unpacked(lease), batches)
+        found = scored(llm, session, _unpacked(lease["rows"]), batches)
         columns = (found.loss, found.num_correct, found.num_supervised)
         tell(units=list(range(len(found.keys))), values=np.stack(columns, axis=1).tolist())
 
@@ -436,6 +419,10 @@ def _refuse(rows: TokenRows, position: int, error: BrimError) -> None:
     )
 
 
+def _lease(rows: TokenRows, units: NDArray[np.intp]) -> dict[str, str]:
+    return {"rows": _packed(rows.take(units))}
+
+
 def _text(values: ArrayLike, dtype: str) -> str:
     return b64encode(np.asarray(values).astype(dtype).tobytes()).decode()
 
@@ -444,22 +431,9 @@ def _array(text: str, dtype: str) -> NDArray[Any]:
     return np.frombuffer(b64decode(text), dtype=dtype)
 
 
-def _packed(rows: TokenRows) -> dict[str, Any]:
-    """Return rows as texts, for `_unpacked`."""
-    every = list(rows)
-    return {
-        "keys": _text([row.key for row in every], "<i8"),
-        "lengths": _text([len(row.input_ids) for row in every], "<i4"),
-        "ids": _text(np.concatenate([row.input_ids for row in every]), "<i4"),
-        "supervised": _text(np.packbits(np.concatenate([row.supervised for row in every])), "u1"),
-    }
+def _packed(rows: TokenRows) -> str:
+    return b64encode(rows.to_bytes()).decode()
 
 
-def _unpacked(packed: Mapping[str, str]) -> TokenRows:
-    keys, lengths, ids = _array(packed["keys"], "<i8"), _array(packed["lengths"], "<i4"), _array(packed["ids"], "<i4")
-    supervised = np.unpackbits(_array(packed["supervised"], "u1"), count=len(ids)).astype(np.bool_)
-    ends = np.cumsum(lengths).tolist()
-    return TokenRows.from_rows(
-        TokenRow(key=key, input_ids=ids[end - length : end], supervised=supervised[end - length : end])
-        for key, length, end in zip(keys.tolist(), lengths.tolist(), ends, strict=True)
-    )
+def _unpacked(rows: str) -> TokenRows:
+    return TokenRows.of_bytes(b64decode(rows))
