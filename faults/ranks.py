@@ -383,14 +383,14 @@ def armed(order: Order | None, *, below: Path) -> Moments:
     from torch._C._distributed_c10d import PrefixStore
 
     from brim.distributed import Ranks
-    from brim.train import gradient
+    from brim.models.loss import NextToken
 
     if order is not None and order.does == "file":
         os.environ.update(watch(below, kill_after=order.at))
         order = None
     moments = Moments(order, below / "happened")
     for owner, name, called in (
-        (gradient, "next_token_loss", "pass"),
+        (NextToken, "loss", "pass"),
         (Ranks, "add", "add"),
         (Ranks, "copy_from_first", "copy"),
         (Ranks, "told", "told"),
