@@ -226,7 +226,8 @@ def scratch_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]
     """
     within = Path(tempfile.gettempdir()) if within is None else within
     remove_abandoned(within, f"{prefix}*")
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=within) as name, _opened_to_lock(Path(name)) as descriptor:
+    temporary = tempfile.TemporaryDirectory(prefix=prefix, dir=within, ignore_cleanup_errors=True)  # a child may write
+    with temporary as name, _opened_to_lock(Path(name)) as descriptor:
         with suppress(OSError):  # a file system without locks, where nothing is taken for abandoned
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield Path(name)

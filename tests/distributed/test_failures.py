@@ -190,7 +190,7 @@ def test_memory_that_runs_out_where_a_rank_clips_ends_all_at_once(rank, tiny_bas
 
 
 def test_a_rank_that_did_not_answer_is_not_waited_for_again(monkeypatch):
-    ranks, slept = Ranks(SECOND, torch.distributed.HashStore(), timeout_s=0.02), []
+    ranks, slept = Ranks(SECOND, torch.distributed.HashStore(), timeout_s=0.2), []
     monkeypatch.setattr(time, "sleep", slept.append)
     with pytest.raises(PeerError, match="rank 0 has not shown a sign of life"):
         ranks.exchanged("scores", lambda: 1)

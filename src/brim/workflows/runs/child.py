@@ -14,7 +14,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -25,6 +24,7 @@ from typing import IO, Any
 
 import brim.errors
 from brim.errors import BrimError, Problem
+from brim.storage import scratch_folder
 from brim.workflows.runs.serving import FAILED, PYTHON, READ_BYTES, SERVE, SIGNALS, START, Tell, write
 
 
@@ -191,8 +191,7 @@ class Child:
         self._folder = ExitStack()  # of this process, since the launcher may be killed
         folder = None
         if num_processes > 1:
-            temporary = tempfile.TemporaryDirectory(prefix="brim-processes-", ignore_cleanup_errors=True)
-            folder = self._folder.enter_context(temporary)
+            folder = str(self._folder.enter_context(scratch_folder("brim-processes-")))
         self.process = _process(function, log, environment or {}, when_alone, num_processes, folder)
         assert self.process.stdin is not None, "it was opened as a pipe"
         write(self.process.stdin, order)  # which every child reads at once
