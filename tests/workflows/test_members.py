@@ -15,7 +15,7 @@ from tests.workflows.test_prediction_job import Killed, files
 
 import brim
 from brim.errors import ModelError
-from brim.workflows.prediction import members
+from brim.workflows.prediction import member, members
 from brim.workflows.runs import child
 
 pytestmark = pytest.mark.run
@@ -120,14 +120,14 @@ def test_what_was_stopped_goes_on_with_more_processes_and_with_none(model, whole
 
 def test_a_row_that_kills_is_found_and_treated_by_on_error(model, whole, tmp_path, processes, monkeypatch):
     data, path = whole
-    run = members.Generation.run
+    run = member.Generation.run
 
     def dies_over_row_7(self, prompts, **how):
         if 7 in prompts.keys:
             os.kill(os.getpid(), signal.SIGKILL)
         return run(self, prompts, **how)
 
-    monkeypatch.setattr(members.Generation, "run", dies_over_row_7)
+    monkeypatch.setattr(member.Generation, "run", dies_over_row_7)
     with pytest.raises(brim.errors.DataError, match=r"(?s)sums.jsonl:8: two processes .*signal 9.*--on-error skip"):
         model.predict(data, output=tmp_path / "p.parquet", scores=True, gpus=2)
     model.predict(data, output=tmp_path / "p.parquet", scores=True, gpus=2, resume=True, on_error="skip")
@@ -145,7 +145,7 @@ def test_what_keeps_all_from_starting_is_their_own_error_and_the_job_is_kept(
     def fails(*arguments, **how):
         raise ModelError(what="no weights here", fix="f")
 
-    monkeypatch.setattr(members, "load_llm", fails)
+    monkeypatch.setattr(member, "load_llm", fails)
     with pytest.raises(ModelError, match="no weights here"):
         model.predict(data, output=tmp_path / "p.parquet", gpus=2)
     assert len(processes) == 2  # the same would be said again
@@ -154,14 +154,14 @@ def test_what_keeps_all_from_starting_is_their_own_error_and_the_job_is_kept(
         print("said before")
         raise RuntimeError("no luck with hf_abcdefghijklmnopqrstuvwxyz01234567")
 
-    monkeypatch.setattr(members, "load_llm", breaks)
+    monkeypatch.setattr(member, "load_llm", breaks)
     with pytest.raises(
         brim.BrimError, match=r"(?s)RuntimeError: no luck with \*\*\*.*    said before.*in breaks"
     ) as raised:
         model.predict(data, output=tmp_path / "p.parquet", gpus=2)
     assert "hf_abc" not in str(raised.value)
     processes.clear()
-    monkeypatch.setattr(members, "load_llm", lambda *arguments, **how: os._exit(3))
+    monkeypatch.setattr(member, "load_llm", lambda *arguments, **how: os._exit(3))
     with pytest.raises(brim.BrimError, match=r"process \d of 2: it ended by itself \(exit code 3\)"):
         model.predict(data, output=tmp_path / "p.parquet", gpus=2)
     assert len(processes) <= 2 + 2 * 3

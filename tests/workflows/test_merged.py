@@ -20,7 +20,7 @@ from brim.memory.devices import budget as at_hand_budget
 from brim.models import merging
 from brim.models.folders import ModelFolder
 from brim.planning import generation as planning
-from brim.workflows.prediction import Wanted, merged as module, plan_prediction
+from brim.workflows.prediction import Wanted, generation as module, plan_prediction
 from brim.workflows.prediction.job import JobFolder
 
 pytestmark = pytest.mark.run

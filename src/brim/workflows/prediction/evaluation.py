@@ -39,10 +39,9 @@ from brim.notes import Kind, Note, OnBatch, Say, is_told, kind_of, planned, stat
 from brim.session import Session, with_labels
 from brim.train import RunFolder
 from brim.units import format_count
-from brim.workflows.prediction.generation import is_one_process
+from brim.workflows.prediction.generation import adapter_merged
 from brim.workflows.prediction.launch import planned_engine
-from brim.workflows.prediction.members import Several
-from brim.workflows.prediction.merged import adapter_merged
+from brim.workflows.prediction.members import Several, is_one_process
 from brim.workflows.prediction.prompts import continuable
 from brim.workflows.prediction.scoring import Load, batches_for, scored
 from brim.workflows.runs import Comparison, EvaluateResult, TrainResult

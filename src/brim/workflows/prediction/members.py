@@ -1,9 +1,8 @@
 """Predict by several processes, one a GPU, of this machine or a Ray cluster: a coordinator, and members with a model.
 
 The coordinator is the process that the user started. It reads the data, keeps the job and deals leases (brim.infer
-says how), and loads no weights. A member is `member`, in a child process: it opens the same session, loads the model,
-plans an engine of its own, and answers leases until it is ended. A lease carries the tokens of its rows, so that
-nothing need be shared but the model's files.
+says how), and loads no weights. A member is `serve` in a child process, which holds the model. A lease carries the
+tokens of its rows, so that nothing need be shared but the model's files.
 """
 
 from __future__ import annotations
@@ -13,47 +12,35 @@ import select
 import shutil
 import tempfile
 import time
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from brim.config import Choice, load_config
+from brim.config.schema import Config
 from brim.data.tokens import TokenRows
-from brim.distributed import timeout_of_environment
-from brim.errors import BrimError, ConfigError
-from brim.infer import Actors, DoneRows, Members, Team, Work, score_bytes
+from brim.distributed import num_processes, timeout_of_environment
+from brim.errors import BrimError
+from brim.infer import Actors, DoneRows, Members, Team, Work, num_actors, score_bytes
 from brim.infer.engines import Finished, Response
-from brim.infer.metrics import BATCH_TOKENS, Scores, rows_to_score, score_batches
-from brim.memory.devices import limit_lifted
-from brim.models import load_llm, model_note, no_library_warnings
-from brim.notes import OnBatch, Say, is_told, kind_of, short_of, status, topic_of
-from brim.session import Session, open_session, with_choices
+from brim.infer.metrics import Scores, rows_to_score, score_batches
+from brim.notes import OnBatch, Say, status
+from brim.session import Session
 from brim.units import format_count
-from brim.workflows.prediction.generation import Generation
-from brim.workflows.prediction.job import differences, fingerprint
-from brim.workflows.prediction.scoring import Load, batches_for, scored
-from brim.workflows.runs import Child, Tell
+from brim.workflows.prediction.job import fingerprint
+from brim.workflows.prediction.member import packed, serve, text_of
+from brim.workflows.runs import Child
 
 _COMPARED = 4  # prompts, by which it is decided whether to merge an adapter
 
-_VLLM_ROWS = 256  # that fill it
-
-_LEAST_ROWS = 64  # that are scored as a first lease
-
-_SEND_S = 0.5  # between two messages with responses
-
 _WAIT_S = 0.2
-
-_KEY = "generation.merge_adapter"
 
 _AGAIN = "`brim predict --resume` goes on with what is left"
 
@@ -62,6 +49,24 @@ _SHOWN = 20  # lines of what a process printed that has died
 Bodies: TypeAlias = Callable[[Sequence[int], Sequence[bytes]], None]
 
 Lost: TypeAlias = Callable[[int, BrimError], None]  # gets a position, and how the last process ended that had it
+
+
+def num_members(config: Config, gpus: int | str | None, *, is_here: bool = True) -> int:
+    """Return how many processes predict: of this machine, one by default, or actors of a Ray cluster, all by default.
+
+    Raises InputError as num_processes and Actors do.
+    """
+    if config.backend.type == "local":
+        return num_processes(str(1 if gpus is None else gpus), None, is_here=is_here)
+    asked = config.backend.trainer.num_workers if gpus is None else gpus
+    if asked in (None, "all"):
+        return num_actors(torch.cuda.is_available())
+    return num_processes(str(asked), None, is_here=False)
+
+
+def is_one_process(config: Config, number: int) -> bool:
+    """Return whether this process predicts itself: a Ray cluster may also be there for a lone actor's GPU."""
+    return number == 1 and config.backend.type == "local"
 
 
 class Several(AbstractContextManager["Several"]):
@@ -89,11 +94,11 @@ class Several(AbstractContextManager["Several"]):
         two members have died; what it raises ends the work. Raises what the members raised where none can.
         """
         generation, lengths = self._session.config.generation, prompts.lengths
-        compared = _packed(prompts.take(np.arange(min(len(prompts), _COMPARED))))
+        compared = packed(prompts.take(np.arange(min(len(prompts), _COMPARED))))
 
         def job(first: Mapping[str, Any] | None) -> dict[str, Any]:
             merged = None if first is None else first.get("merge_adapter")
-            how = {"lengths": _text(lengths, "<i4"), "compared": compared, "is_spent": self._is_spent}
+            how = {"lengths": text_of(lengths, "<i4"), "compared": compared, "is_spent": self._is_spent}
             return {"does": "generate", "merge_adapter": merged, **how}
 
         def keep(positions: Sequence[int], values: Mapping[str, Any]) -> None:
@@ -103,7 +108,7 @@ class Several(AbstractContextManager["Several"]):
         assert generation.max_new_tokens is not None, "resolved before"
         costs = (lengths + generation.max_new_tokens).astype(np.float64)
         work = Work(
-            costs=costs, job=job, lease=lambda units: {"rows": _packed(prompts.take(units))}, keep=keep, lose=on_lost
+            costs=costs, job=job, lease=lambda units: {"rows": packed(prompts.take(units))}, keep=keep, lose=on_lost
         )
         first = self._team().begin(work)
         rows = first.get("rows_at_once")
@@ -148,10 +153,10 @@ class Several(AbstractContextManager["Several"]):
 
         def lease(units: NDArray[np.intp]) -> dict[str, Any]:
             chosen = [batches[unit] for unit in units]
-            return {"rows": _packed(rows.take(np.concatenate(chosen))), "batches": list(map(len, chosen))}
+            return {"rows": packed(rows.take(np.concatenate(chosen))), "batches": list(map(len, chosen))}
 
         costs = np.array([float(rows.lengths[positions].sum()) for positions in batches])
-        job = {"does": "score", "shape": _packed(shape)}
+        job = {"does": "score", "shape": packed(shape)}
         lose = partial(_refuse, rows.take([positions[0] for positions in batches]))
         self._team().begin(Work(costs=costs, job=lambda first: job, lease=lease, keep=keep, lose=lose))
         self._say(status("scoring"))
@@ -166,7 +171,7 @@ class Several(AbstractContextManager["Several"]):
             on_batch(len(positions))
 
         ends = [int(np.argmax(rows.lengths)), int(np.argmin(rows.lengths))]
-        job = {"does": "evaluate", "lengths": _text(rows.lengths, "<i4"), "shape": _packed(rows.take(ends))}
+        job = {"does": "evaluate", "lengths": text_of(rows.lengths, "<i4"), "shape": packed(rows.take(ends))}
         work = Work(
             costs=rows.lengths.astype(np.float64),
             job=lambda first: job,
@@ -224,7 +229,7 @@ class Processes(AbstractContextManager["Processes"]):
         self._logs[member] = self._folder / f"{member}.log"
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._children[member] = Child(
-            _serve,
+            serve,
             {**self._order, "member": member},
             log=self._logs[member],
             environment={
@@ -276,140 +281,6 @@ def _card(member: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": visible[member % count]} if count else {}
 
 
-@no_library_warnings()
-@limit_lifted()
-def _serve(order: Mapping[str, Any], tell: Tell) -> None:
-    """Carry out jobs as one of several members, in a process of its own, until it is ended."""
-    session = _session_of(order)
-    weights: Load = cache(lambda: load_llm(session.config, session.folder, session.device, trainable=False))
-    if session.config.generation.engine != "vllm":  # which loads them itself
-        weights()
-
-    def say(line: str) -> None:
-        if is_told(line):
-            tell(note=str(line), kind=kind_of(line), topic=topic_of(line), short=short_of(line))
-
-    tell(asks=True)
-    message = tell.hear()
-    while True:
-        job = message["job"]
-        with ExitStack() as stack:
-            if job["does"] == "generate":
-                work = _generating(job, order, session, weights, stack, tell, say)
-            elif job["does"] == "score":
-                work = _scoring(job, session, weights, tell, say)
-            else:
-                work = _evaluating(job, order, session, weights, tell, say)
-            while "lease" in (message := tell.hear()):
-                started = time.perf_counter()
-                work(message["lease"])
-                tell(finished=time.perf_counter() - started)
-
-
-def _session_of(order: Mapping[str, Any]) -> Session:
-    """Open the coordinator's session here. Raises ConfigError, naming what differs, for one of other responses."""
-    session = open_session(load_config(order["config"]).config, is_one_of_several=True)
-    changed = differences(order["fingerprint"], fingerprint(session, split="full"))
-    if changed:
-        raise ConfigError(
-            what="this process would give other responses than the one that started it: " + "; ".join(changed),
-            where=f"process {order['member']}",
-            fix="give all of them the same files and versions",
-        )
-    # GPUs are not shared.
-    return replace(session, num_processes=order["num_here"] if session.device.type == "cpu" else 1)
-
-
-def _generating(
-    job: Mapping[str, Any],
-    order: Mapping[str, Any],
-    session: Session,
-    weights: Load,
-    stack: ExitStack,
-    tell: Tell,
-    say: Say,
-) -> Callable[[Mapping[str, Any]], None]:
-    """Prepare to respond, and say so; return what responds to the rows of a lease."""
-    if job["merge_adapter"] is not None:
-        choice = Choice(key=_KEY, value=job["merge_adapter"], reason="as the first process has it")
-        session = with_choices(session, [choice])
-    generation = stack.enter_context(
-        Generation(
-            weights,
-            session,
-            TokenRows.of_lengths(_array(job["lengths"], "<i4")),
-            is_spent=job["is_spent"],
-            compared=_unpacked(job["compared"]),
-            num_members=order["members"],
-            say=say,
-        )
-    )
-    plan = generation.about.get("plan", {})
-    least_units = generation.about["rows_at_once"] or _VLLM_ROWS
-    tell(ready=generation.about, least_units=least_units, predicted_s=plan.get("seconds"))
-
-    def respond(lease: Mapping[str, Any]) -> None:
-        units: list[int] = []
-        bodies: list[bytes] = []
-        sent_s = time.monotonic()
-
-        def send() -> None:
-            nonlocal sent_s
-            if units:
-                sizes, text = list(map(len, bodies)), b64encode(b"".join(bodies)).decode()
-                tell(units=units, values={"sizes": sizes, "bodies": text})
-            units.clear()
-            bodies.clear()
-            sent_s = time.monotonic()
-
-        def keep(finished: Sequence[Finished]) -> None:
-            units.extend(each.position for each in finished)
-            bodies.extend(each.response.to_bytes() for each in finished)
-            if time.monotonic() - sent_s >= _SEND_S:
-                send()
-
-        generation.run(_unpacked(lease["rows"]), on_finished=keep, measures=False)
-        send()
-
-    return respond
-
-
-def _scoring(
-    job: Mapping[str, Any], session: Session, weights: Load, tell: Tell, say: Say
-) -> Callable[[Mapping[str, Any]], None]:
-    """Prepare to score responses, and say so; return what scores the batches of a lease."""
-    llm = weights()
-    at_once = batches_for(session, [_unpacked(job["shape"])], llm=llm, say=say, whole_tokens=BATCH_TOKENS)
-    tell(ready={}, least_units=1, predicted_s=None)
-
-    def score(lease: Mapping[str, Any]) -> None:
-        rows, first = _unpacked(lease["rows"]), 0
-        for unit, num_rows in enumerate(lease["batches"]):
-            found = scored(llm, session, rows.take(np.arange(first, first + num_rows)), at_once)
-            tell(units=[unit], values=[found.loss.tolist()])
-            first += num_rows
-
-    return score
-
-
-def _evaluating(
-    job: Mapping[str, Any], order: Mapping[str, Any], session: Session, weights: Load, tell: Tell, say: Say
-) -> Callable[[Mapping[str, Any]], None]:
-    """Prepare to score rows with answers, and say so; return what scores those of a lease."""
-    llm = weights()
-    say(model_note(session.config, llm, trains=False))
-    lengths = np.sort(_array(job["lengths"], "<i4").astype(np.int64))[:: -order["members"]]
-    batches = batches_for(session, [_unpacked(job["shape"])], llm=llm, say=say, lengths=lengths)
-    tell(ready={}, least_units=_LEAST_ROWS, predicted_s=None)
-
-    def evaluate(lease: Mapping[str, Any]) -> None:
-        found = scored(llm, session, _unpacked(lease["rows"]), batches)
-        columns = (found.loss, found.num_correct, found.num_supervised)
-        tell(units=list(range(len(found.keys))), values=np.stack(columns, axis=1).tolist())
-
-    return evaluate
-
-
 def _refuse(rows: TokenRows, position: int, error: BrimError) -> None:
     """Raise an error that names the row on which two processes have ended."""
     raise BrimError(
@@ -420,20 +291,4 @@ def _refuse(rows: TokenRows, position: int, error: BrimError) -> None:
 
 
 def _lease(rows: TokenRows, units: NDArray[np.intp]) -> dict[str, str]:
-    return {"rows": _packed(rows.take(units))}
-
-
-def _text(values: ArrayLike, dtype: str) -> str:
-    return b64encode(np.asarray(values).astype(dtype).tobytes()).decode()
-
-
-def _array(text: str, dtype: str) -> NDArray[Any]:
-    return np.frombuffer(b64decode(text), dtype=dtype)
-
-
-def _packed(rows: TokenRows) -> str:
-    return b64encode(rows.to_bytes()).decode()
-
-
-def _unpacked(rows: str) -> TokenRows:
-    return TokenRows.of_bytes(b64decode(rows))
+    return {"rows": packed(rows.take(units))}

@@ -35,11 +35,10 @@ from brim.storage import writing
 from brim.train import interruption
 from brim.units import format_count
 from brim.workflows.prediction.evaluation import responses_to
-from brim.workflows.prediction.generation import Generation, is_one_process, score_missing
+from brim.workflows.prediction.generation import Generation, request_as_merged, score_missing
 from brim.workflows.prediction.job import Job, as_begun, fingerprint, open_job
 from brim.workflows.prediction.launch import engine_by_hand, with_engine
-from brim.workflows.prediction.members import Several
-from brim.workflows.prediction.merged import request_as_merged
+from brim.workflows.prediction.members import Several, is_one_process
 from brim.workflows.prediction.output import (
     Counts,
     Predictions,
