@@ -167,9 +167,7 @@ class Model:
         batch_size: rows at once, for this call; default: `trainer.eval_batch_size`. gpus: as in `predict`. say: as in
         `train`.
         """
-        number = prediction.num_members(self.config, gpus)
-        if not prediction.is_one_process(self.config, number):
-            self._let_go()
+        number = prediction.num_members(self.config, gpus, let_go=self._let_go)
         with listening(say, is_short=True) as told:
             session = self._open()
             sizes = _given(batch_size, "eval_batch_size", prediction.size_for_generating(session.config))
@@ -227,12 +225,10 @@ class Model:
             key=key,
             on_error=on_error,
             on_overlong=on_overlong,
-            num_members=prediction.num_members(self.config, gpus),
+            num_members=prediction.num_members(self.config, gpus, let_go=self._let_go),
             is_unnamed=dataset is None,
         )
         wanted.require_place()
-        if not prediction.is_one_process(self.config, wanted.num_members):
-            self._let_go()  # each process has the weights, and this one none
         session = self._open()
         sizes = _given(batch_size, prediction.size_for_generating(session.config))
         session = with_settings(session, generation=generation, trainer=sizes)
@@ -310,6 +306,7 @@ class Model:
         batch_size: int | Literal["auto"] | None = None,
         output: str | Path | None = None,
         columns: Sequence[str] | None = None,
+        gpus: int | str | None = None,
         say: Say | None = show,
         on_batch: OnBatch | None = None,
     ) -> Activations:
@@ -319,7 +316,7 @@ class Model:
         pooling: "mean" over the prompt's tokens, its "last" token, or None for a vector a token. normalize: to length
         1. batch_size: rows at once, for this call; default: `trainer.eval_batch_size`. output: a parquet file for the
         vectors, which are then not held in memory; columns: their names in it; default: those of the layers.
-        say: as in `train`. on_batch: is called with the number of rows that have been finished since.
+        gpus: as in `predict`. say: as in `train`. on_batch: is called with the number of rows finished since.
         """
         collection = prediction.Collection(
             layers=[layers] if isinstance(layers, str | int) else layers,
@@ -328,6 +325,7 @@ class Model:
             normalize=normalize,
             output=None if output is None else Path(output),
             columns=columns,
+            num_members=prediction.num_members(self.config, gpus, let_go=self._let_go),
         )
         with listening(say, is_short=True) as told:
             return collection.activations(

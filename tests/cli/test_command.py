@@ -40,7 +40,7 @@ OPTIONS = {
     "evaluate": "--dataset --split --texts --against --against-base --rows --gpus --json",
     "predict": "--dataset --output --split --resume --scores --key --on-error --on-overlong --gpus --plan --device "
     "--memory --json",
-    "embed": "--dataset --output --split --layer --pooling --normalize --json",
+    "embed": "--dataset --output --split --layer --pooling --normalize --gpus --json",
     "chat": "",
     "export": "--output --merge --dtype --max-divergence --dataset --format --json",
     "upload": "--private --revision --commit-message --json",

@@ -183,3 +183,29 @@ def test_a_run_s_evaluation_and_its_merged_adapter_are_those_of_one_process(gall
     assert two.comparison.differences == pytest.approx(one.comparison.differences, rel=1e-3, abs=1e-6)
     assert together.predictions.equals(alone.predictions)
     assert alone.summary["generation"]["merge_adapter"] is together.summary["generation"]["merge_adapter"] is True
+
+
+@pytest.mark.parametrize(
+    ("overrides", "pooling"), [([], "mean"), (["trainer.eval_batch_size=7"], None), (["trainer.packing=true"], "last")]
+)
+def test_vectors_are_those_of_one_process_to_the_byte_though_one_is_killed(
+    model, tmp_path, processes, monkeypatch, overrides, pooling
+):
+    data = [{"question": "ab"[number % 2] * (number**2 % 97 + 1), "answer": "1"} for number in range(240)]
+    monkeypatch.setattr(member, "_PART_BYTES", 2_000)  # of which a batch has several, with a vector a token
+    how = {"pooling": pooling, "normalize": True}
+    one, three = brim.Model(model.config, overrides=overrides), brim.Model(model.config, overrides=overrides)
+    alone = one.collect_activations(["last", 0], data, output=tmp_path / "one.parquet", **how)
+    counts, said = [], []
+
+    def on_batch(count):
+        counts.append(count)
+        if len(counts) == 1:
+            os.kill(processes[0].pid, signal.SIGKILL)
+
+    path = tmp_path / "three.parquet"
+    how |= {"on_batch": on_batch, "say": said.append}
+    found = three.collect_activations(["last", 0], data, output=path, gpus=3, **how)
+    assert path.read_bytes() == (tmp_path / "one.parquet").read_bytes()
+    assert (sum(counts), found.widths, len(processes)) == (240, alone.widths, 3 + (len(counts) > 1))
+    assert any(line.startswith("runs: 3 processes") for line in said)

@@ -39,6 +39,12 @@ if TYPE_CHECKING:
 _COLUMN = "embedding"
 
 
+_Gpus = Annotated[
+    str | None,
+    typer.Option("--gpus", metavar="N|all", help="Use so many GPUs, a process each; without a GPU, so many processes."),
+]
+
+
 def embed(
     config_or_run: ConfigOrRun,
     output: Annotated[Path, typer.Option("--output", metavar="FILE", help="A new .parquet file for the vectors.")],
@@ -52,6 +58,7 @@ def embed(
         str, typer.Option("--pooling", metavar="NAME", help="mean or last (token) of a row, or none: a vector a token.")
     ] = "mean",
     normalize: Annotated[bool, typer.Option("--normalize", help="Vectors of length 1.")] = False,
+    gpus: _Gpus = None,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -62,7 +69,7 @@ def embed(
     from brim.workflows.prediction import check_pooling
 
     how = check_pooling(pooling)
-    with Screen(is_short=not verbose, hint="--verbose") as screen:
+    with Screen(is_short=not verbose, hint="--verbose") as screen, redirect_stdout(sys.stderr):  # see predict
         result = model.collect_activations(
             layer,
             dataset,
@@ -71,6 +78,7 @@ def embed(
             normalize=normalize,
             output=output,
             columns=[_COLUMN],
+            gpus=gpus,
             say=screen,
         )
     (width,) = result.widths.values()
@@ -138,12 +146,6 @@ _Resume = Annotated[
 
 _Plan = Annotated[
     bool, typer.Option("--plan", help="Show how many rows would run together, memory and time; load no weights.")
-]
-
-
-_Gpus = Annotated[
-    str | None,
-    typer.Option("--gpus", metavar="N|all", help="Use so many GPUs, a process each; without a GPU, so many processes."),
 ]
 
 

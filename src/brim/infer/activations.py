@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -253,6 +254,12 @@ class VectorStore:
             self._file.seek(first * self.width * _ITEM_BYTES)
             self._file.write(np.ascontiguousarray(vectors, dtype=np.float32).data)
             self._file.flush()
+
+    def put_at(self, places: NDArray[np.int64], vectors: Vectors) -> None:
+        """Take [n, D] for these places, of which neighbours are put together. Raises WriteError as `put` does."""
+        ends = np.flatnonzero(np.diff(places) != 1) + 1
+        for first, end in pairwise([0, *ends.tolist(), len(places)]):
+            self.put(int(places[first]), vectors[first:end])
 
     def read(self, first: int, end: int) -> Vectors:
         """Return [end - first, D], what was put there; a view of what is held in memory."""

@@ -71,7 +71,8 @@ class Work:
     costs: NDArray[np.float64]  # of each unit, in any measure
     job: Callable[[Message | None], Message]  # what a member prepares by; of the first: what it said of itself since
     lease: Callable[[NDArray[np.intp]], Message]  # what a member needs for these units
-    keep: Callable[[Sequence[int], Any], None]  # gets units and what was said of them (`values`), each unit once
+    # Gets units and what was said of them (`values`), each unit once; of a unit that is not whole yet no units.
+    keep: Callable[[Sequence[int], Any], None]
     lose: Callable[[int, BrimError], None]  # gets a unit on which members have died; may raise
 
 
@@ -145,8 +146,8 @@ class Members:
 
     What a member says: `asks` for a job; is `ready`, with what there is to say of it, how many units it runs together
     (`least_units`) and the seconds that it predicts for its share (`predicted_s`); has `values` of `units`, places in
-    its lease; has `finished` a lease after so many seconds; `note`. What it hears: a `job`, `lease`s, another job.
-    One that should say something and does not is ended.
+    its lease (of none where it is a part of one); has `finished` a lease after so many seconds; `note`. What it hears:
+    a `job`, `lease`s, another job. One that should say something and does not is ended.
 
     most_silent_s: for which it may say nothing, instead of what is predicted. clock: in seconds.
     """
@@ -294,7 +295,8 @@ class Members:
         member.left.difference_update(places)
         member.num_units += len(places)
         self._num_left -= len(places)
-        member.num_failures = self._num_deaths = 0
+        if places:
+            member.num_failures = self._num_deaths = 0
 
     def _end(self, member: _Member, error: BrimError) -> None:
         """Start a member again that has ended, unless it does so each time or would say the same."""

@@ -6,7 +6,7 @@ from .evaluation import (
     evaluate_splits as evaluate_splits,
     size_for_generating as size_for_generating,
 )
-from .members import is_one_process as is_one_process, num_members as num_members
+from .members import num_members as num_members
 from .output import (
     Wanted as Wanted,
     check_output as check_output,

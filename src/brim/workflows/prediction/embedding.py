@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,16 +20,16 @@ from brim.data import prompts_of, with_labels_of_data
 from brim.data.read import Data, Ledger, RowFaults, read
 from brim.data.tokens import TokenRows
 from brim.errors import InputError, OutputError, Problem, WriteError
-from brim.infer import LayerName, Pooling, VectorStore, collect_activations, first_vectors, named_layers
-from brim.infer.engines import Batches
+from brim.infer import LayerName, Pooling, VectorStore, first_vectors, named_layers
 from brim.models import LLM, model_note, no_library_warnings
 from brim.notes import OnBatch, Say, planned, status
 from brim.session import Session
 from brim.storage import whole_file
 from brim.units import format_count
+from brim.workflows.prediction.members import Several, is_one_process
 from brim.workflows.prediction.output import ROW, ledger_path, require_free, require_writable, write_ledger
 from brim.workflows.prediction.prompts import Integers, require_rows
-from brim.workflows.prediction.scoring import Load, batches_for
+from brim.workflows.prediction.scoring import Load, batches_for, collected
 
 Stores: TypeAlias = Mapping[str, VectorStore]  # by layer, or by column
 Vectors: TypeAlias = NDArray[np.float32]
@@ -67,6 +68,7 @@ class Collection:
     normalize: bool = False
     output: Path | None = None
     columns: Sequence[str] | None = None  # of the output, for the layers; None: the layers' names
+    num_members: int = 1  # processes that do it
 
     @no_library_warnings()
     def activations(
@@ -91,38 +93,36 @@ class Collection:
         rows, ledger, prompt_notes = _prompts(session, data, split=self.split)
         for line in [*notes, *prompt_notes, *ledger.summary()]:
             say(line)
-        batches = batches_for(session, [rows], llm=llm, say=say)
+        tokens = format_count(int(rows.lengths.sum()), "token")
+        data_note = planned("data", f"{format_count(len(rows), 'prompt')}, {tokens}")
+        how: dict[str, Any] = {"pooling": self.pooling, "normalize": self.normalize, "on_batch": on_batch}
+        if not is_one_process(session.config, self.num_members):
+            with Several(session, self.num_members, is_spent=True, say=say) as several:
+                how |= {"layers": self.layers, "batches": several.batches_for(rows)}
+                say(data_note)
+                return self._collected(rows, ledger, partial(several.embed, rows, **how))
+        how["batches"] = batches_for(session, [rows], llm=llm, say=say)
         loaded = weights()
         say(model_note(session.config, loaded, trains=False))
-        tokens = format_count(int(rows.lengths.sum()), "token")
-        say(planned("data", f"{format_count(len(rows), 'prompt')}, {tokens}"))
+        say(data_note)
         say(status("reading the layers", is_planned=True))
-        return self._collected(session, loaded, rows, ledger, batches, on_batch)
+        layers = named_layers(loaded.model, self.layers)
 
-    def _collected(
-        self, session: Session, llm: LLM, rows: TokenRows, ledger: Ledger, batches: Batches, on_batch: OnBatch
-    ) -> Activations:
-        layers = named_layers(llm.model, self.layers)
+        def collect(into: Stores) -> float:
+            started = time.perf_counter()
+            collected(loaded, session, rows, layers, into=into, **how)
+            return time.perf_counter() - started
+
+        return self._collected(rows, ledger, collect)
+
+    def _collected(self, rows: TokenRows, ledger: Ledger, collect: Callable[[Stores], float]) -> Activations:
+        """Return what is collected. collect: puts vectors into the stores, and returns the seconds of the passes."""
         starts = first_vectors(rows, self.pooling)
         by_token, folder = self.pooling is None, None if self.output is None else self.output.parent
         with ExitStack() as files:
-            stores = {name: files.enter_context(VectorStore(int(starts[-1]), folder=folder)) for name in layers}
-            started = time.perf_counter()
-            collect_activations(
-                llm.model,
-                rows,
-                layers,
-                into=stores,
-                pooling=self.pooling,
-                normalize=self.normalize,
-                pad_id=session.encoder.pad_id,
-                batches=batches,
-                device=llm.device,
-                precision=llm.precision,
-                packed=llm.packed,
-                on_batch=on_batch,
-            )
-            seconds = time.perf_counter() - started
+            names = dict.fromkeys(map(str, self.layers))
+            stores = {name: files.enter_context(VectorStore(int(starts[-1]), folder=folder)) for name in names}
+            seconds = collect(stores)
             by_layer, ledger_file = {}, None
             if self.output is None:
                 by_layer = _held(stores, starts, by_token=by_token)

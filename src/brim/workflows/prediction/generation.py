@@ -138,7 +138,7 @@ def score_missing(
     is_missing = np.zeros(len(prompts), dtype=np.bool_)
     is_missing[scores.to_do()] = True
     rows = rows_to_score(prompts, lambda position: Response.of_bytes(responses.body(position)))
-    at_once = batches_for(session, [rows], llm=llm, say=say, whole_tokens=BATCH_TOKENS)
+    at_once = batches_for(session, [rows], llm=llm, say=say, whole_tokens=BATCH_TOKENS, doing="scoring")
     for positions in score_batches(rows.lengths):
         if not is_missing[positions].any():
             continue

@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from brim.config import Choice, load_config
 from brim.data.tokens import TokenRows
 from brim.errors import ConfigError
+from brim.infer import VectorStore, first_vectors, named_layers
 from brim.infer.engines import Finished
 from brim.infer.metrics import BATCH_TOKENS
 from brim.memory.devices import limit_lifted
@@ -29,7 +30,7 @@ from brim.notes import Say, is_told, kind_of, short_of, topic_of
 from brim.session import Session, open_session, with_choices
 from brim.workflows.prediction.generation import Generation
 from brim.workflows.prediction.job import differences, fingerprint
-from brim.workflows.prediction.scoring import Load, batches_for, scored
+from brim.workflows.prediction.scoring import Load, batches_for, collected, scored
 from brim.workflows.runs import Tell
 
 _VLLM_ROWS = 256  # that fill it
@@ -37,6 +38,8 @@ _VLLM_ROWS = 256  # that fill it
 _LEAST_ROWS = 64  # that are scored as a first lease
 
 _SEND_S = 0.5  # between two messages with responses
+
+_PART_BYTES = 8 << 20  # of vectors in a message
 
 _KEY = "generation.merge_adapter"
 
@@ -63,6 +66,8 @@ def serve(order: Mapping[str, Any], tell: Tell) -> None:
                 work = _generating(job, order, session, weights, stack, tell, say)
             elif job["does"] == "score":
                 work = _scoring(job, session, weights, tell, say)
+            elif job["does"] == "embed":
+                work = _embedding(job, order, session, weights, tell, say)
             else:
                 work = _evaluating(job, order, session, weights, tell, say)
             while "lease" in (message := tell.hear()):
@@ -144,7 +149,8 @@ def _scoring(
 ) -> Callable[[Mapping[str, Any]], None]:
     """Prepare to score responses, and say so; return what scores the batches of a lease."""
     llm = weights()
-    at_once = batches_for(session, [unpacked(job["shape"])], llm=llm, say=say, whole_tokens=BATCH_TOKENS)
+    how: dict[str, Any] = {"whole_tokens": BATCH_TOKENS, "doing": "scoring"}
+    at_once = batches_for(session, [unpacked(job["shape"])], llm=llm, say=say, **how)
     tell(ready={}, least_units=1, predicted_s=None)
 
     def score(lease: Mapping[str, Any]) -> None:
@@ -163,8 +169,7 @@ def _evaluating(
     """Prepare to score rows with answers, and say so; return what scores those of a lease."""
     llm = weights()
     say(model_note(session.config, llm, trains=False))
-    lengths = np.sort(array_of(job["lengths"], "<i4").astype(np.int64))[:: -order["members"]]
-    batches = batches_for(session, [unpacked(job["shape"])], llm=llm, say=say, lengths=lengths)
+    batches = batches_for(session, [unpacked(job["shape"])], llm=llm, say=say, lengths=_share(job, order))
     tell(ready={}, least_units=_LEAST_ROWS, predicted_s=None)
 
     def evaluate(lease: Mapping[str, Any]) -> None:
@@ -173,6 +178,45 @@ def _evaluating(
         tell(units=list(range(len(found.keys))), values=np.stack(columns, axis=1).tolist())
 
     return evaluate
+
+
+def _embedding(
+    job: Mapping[str, Any], order: Mapping[str, Any], session: Session, weights: Load, tell: Tell, say: Say
+) -> Callable[[Mapping[str, Any]], None]:
+    """Prepare to collect the outputs of layers, and say so; return what does it for the batches of a lease.
+
+    Of each batch the vectors of its rows are told, by layer: all of them, or one part after the other.
+    """
+    llm = weights()
+    say(model_note(session.config, llm, trains=False))
+    layers = named_layers(llm.model, job["layers"])
+    lengths = _share(job, order)
+    how: dict[str, Any] = {"whole_tokens": job["whole_tokens"], "lengths": lengths, "doing": "embedding of a batch"}
+    at_once = batches_for(session, [unpacked(job["shape"])], llm=llm, say=say, **how)
+    tell(ready={}, least_units=1, predicted_s=None)
+
+    def embed(lease: Mapping[str, Any]) -> None:
+        rows, first_row = unpacked(lease["rows"]), 0
+        for place, (unit, num_rows) in enumerate(zip(lease["units"], lease["batches"], strict=True)):
+            batch = rows.take(np.arange(first_row, first_row + num_rows))
+            num_vectors = int(first_vectors(batch, job["how"]["pooling"])[-1])
+            stores = {name: VectorStore(num_vectors, folder=None) for name in layers}
+            collected(llm, session, batch, layers, into=stores, batches=at_once, **job["how"])
+            most = max(1, _PART_BYTES // (4 * sum(store.width for store in stores.values())))
+            for first in range(0, num_vectors, most):
+                end = min(first + most, num_vectors)
+                found = {name: text_of(store.read(first, end), "<f4") for name, store in stores.items()}
+                part = {"unit": unit, "first": first, "end": end, "vectors": found}
+                tell(units=[place] if end == num_vectors else [], values=part)
+            first_row += num_rows
+
+    return embed
+
+
+def _share(job: Mapping[str, Any], order: Mapping[str, Any]) -> NDArray[np.int64]:
+    """Return the lengths of a member's part of the rows, the longest among them."""
+    lengths: NDArray[np.int64] = np.sort(array_of(job["lengths"], "<i4").astype(np.int64))[:: -order["members"]]
+    return lengths
 
 
 def text_of(values: ArrayLike, dtype: str) -> str:

@@ -15,6 +15,7 @@ import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -28,14 +29,27 @@ from brim.config.schema import Config
 from brim.data.tokens import TokenRows
 from brim.distributed import num_processes, timeout_of_environment
 from brim.errors import BrimError
-from brim.infer import Actors, DoneRows, Members, Team, Work, num_actors, score_bytes
-from brim.infer.engines import Finished, Response
+from brim.infer import (
+    Actors,
+    DoneRows,
+    LayerName,
+    Members,
+    Pooling,
+    Team,
+    VectorStore,
+    Work,
+    first_vectors,
+    num_actors,
+    score_bytes,
+)
+from brim.infer.engines import Batches, Finished, Response, RowsAtOnce
 from brim.infer.metrics import Scores, rows_to_score, score_batches
-from brim.notes import OnBatch, Say, status
+from brim.notes import OnBatch, Say, planned, status
 from brim.session import Session
 from brim.units import format_count
 from brim.workflows.prediction.job import fingerprint
-from brim.workflows.prediction.member import packed, serve, text_of
+from brim.workflows.prediction.member import array_of, packed, serve, text_of
+from brim.workflows.prediction.scoring import batches_for, batches_made
 from brim.workflows.runs import Child
 
 _COMPARED = 4  # prompts, by which it is decided whether to merge an adapter
@@ -44,6 +58,8 @@ _WAIT_S = 0.2
 
 _AGAIN = "`brim predict --resume` goes on with what is left"
 
+_NAMED = 8  # rows
+
 _SHOWN = 20  # lines of what a process printed that has died
 
 Bodies: TypeAlias = Callable[[Sequence[int], Sequence[bytes]], None]
@@ -51,11 +67,21 @@ Bodies: TypeAlias = Callable[[Sequence[int], Sequence[bytes]], None]
 Lost: TypeAlias = Callable[[int, BrimError], None]  # gets a position, and how the last process ended that had it
 
 
-def num_members(config: Config, gpus: int | str | None, *, is_here: bool = True) -> int:
+def num_members(
+    config: Config, gpus: int | str | None, *, is_here: bool = True, let_go: Callable[[], None] = lambda: None
+) -> int:
     """Return how many processes predict: of this machine, one by default, or actors of a Ray cluster, all by default.
 
+    let_go: frees the weights of this process, which it does not need where others predict.
     Raises InputError as num_processes and Actors do.
     """
+    number = _asked(config, gpus, is_here=is_here)
+    if not is_one_process(config, number):
+        let_go()
+    return number
+
+
+def _asked(config: Config, gpus: int | str | None, *, is_here: bool) -> int:
     if config.backend.type == "local":
         return num_processes(str(1 if gpus is None else gpus), None, is_here=is_here)
     asked = config.backend.trainer.num_workers if gpus is None else gpus
@@ -70,7 +96,7 @@ def is_one_process(config: Config, number: int) -> bool:
 
 
 class Several(AbstractContextManager["Several"]):
-    """Respond to prompts, and score responses, by several processes, which are started when there is something to do.
+    """Respond to prompts, score responses or collect vectors by several processes, started when there is work.
 
     is_spent: nothing is computed after the responses. `about`: facts on it for the job, once it is `ready`.
     """
@@ -123,7 +149,7 @@ class Several(AbstractContextManager["Several"]):
             found = map(Response.of_bytes, bodies)
             on_finished([Finished(position=each, response=of) for each, of in zip(positions, found, strict=True)])
 
-        self.ready(prompts, on_finished=keep, on_lost=partial(_refuse, prompts))
+        self.ready(prompts, on_finished=keep, on_lost=partial(_refuse, prompts.keys[:, None]))
         self.generate()
 
     def generate(self) -> float:
@@ -151,16 +177,64 @@ class Several(AbstractContextManager["Several"]):
                 found = np.asarray(losses)[new].tolist()
                 scores.add(positions[new].tolist(), [score_bytes(-loss) for loss in found])
 
-        def lease(units: NDArray[np.intp]) -> dict[str, Any]:
-            chosen = [batches[unit] for unit in units]
-            return {"rows": packed(rows.take(np.concatenate(chosen))), "batches": list(map(len, chosen))}
-
-        costs = np.array([float(rows.lengths[positions].sum()) for positions in batches])
-        job = {"does": "score", "shape": packed(shape)}
-        lose = partial(_refuse, rows.take([positions[0] for positions in batches]))
-        self._team().begin(Work(costs=costs, job=lambda first: job, lease=lease, keep=keep, lose=lose))
+        self._team().begin(_in_batches(rows, batches, {"does": "score", "shape": packed(shape)}, keep))
         self._say(status("scoring"))
         self._team().run()
+
+    def batches_for(self, rows: TokenRows) -> Batches:
+        """Return the batches that one process would make of rows, planned before there are any members."""
+        session, number = self._session, self._number
+        is_shared = session.config.backend.type == "local" and session.device.type == "cpu"
+        # Members divide the cores of a CPU among them, unless the variable says how many each has.
+        parts = 1 if is_shared and "OMP_NUM_THREADS" not in os.environ else number
+        self._say(planned("runs", f"{format_count(number, 'process', 'processes')}; memory is of each, time of all"))
+        session = replace(session, num_processes=number if is_shared else 1)
+        return batches_for(session, [rows], llm=None, say=self._say, side_by_side=parts)
+
+    def embed(
+        self,
+        rows: TokenRows,
+        into: Mapping[str, VectorStore],
+        *,
+        batches: Batches,
+        pooling: Pooling,
+        layers: Sequence[LayerName],
+        normalize: bool,
+        on_batch: OnBatch,
+    ) -> float:
+        """Put the outputs of layers for each row into stores, as collect_activations does. Return the seconds.
+
+        Rows that would share a batch do, whoever gets it: their vectors are those of one process, to the bit. It is
+        divided only where a member's memory does not allow it.
+        """
+        starts, made = first_vectors(rows, pooling), batches_made(batches, rows)
+
+        def keep(units: Sequence[int], values: Mapping[str, Any]) -> None:
+            positions = made[values["unit"]]
+            ranges = [np.arange(starts[position], starts[position + 1]) for position in positions]
+            places = np.concatenate(ranges)[values["first"] : values["end"]]
+            for name, text in values["vectors"].items():
+                into[name].put_at(places, array_of(text, "<f4").reshape(len(places), -1))
+            for unit in units:
+                on_batch(len(made[unit]))
+
+        longest = np.array([rows.lengths[positions].max() for positions in made])
+        # So many that a whole number of the longest rows has no fewer tokens than any batch has, padding included.
+        most_tokens = int((longest * list(map(len, made))).max() + longest.max())
+        ends = [int(np.argmax(rows.lengths)), int(np.argmin(rows.lengths))]
+        job = {
+            "does": "embed",
+            "layers": list(layers),
+            "lengths": text_of(rows.lengths, "<i4"),
+            "shape": packed(rows.take(ends)),
+            "whole_tokens": None if isinstance(batches, RowsAtOnce) else most_tokens,  # else it takes what is set
+            "how": {"pooling": pooling, "normalize": normalize},
+        }
+        self._team().begin(_in_batches(rows, made, job, keep))
+        self._say(status("reading the layers", is_planned=True))
+        started = time.perf_counter()
+        self._team().run()
+        return time.perf_counter() - started
 
     def evaluate(self, rows: TokenRows, *, on_batch: OnBatch) -> Scores:
         """Compute loss and hits of each row under teacher forcing. on_batch: gets the number of rows done since."""
@@ -177,7 +251,7 @@ class Several(AbstractContextManager["Several"]):
             job=lambda first: job,
             lease=partial(_lease, rows),
             keep=keep,
-            lose=partial(_refuse, rows),
+            lose=partial(_refuse, rows.keys[:, None]),
         )
         self._team().begin(work)
         self._say(status("evaluating", is_planned=True))
@@ -281,12 +355,33 @@ def _card(member: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": visible[member % count]} if count else {}
 
 
-def _refuse(rows: TokenRows, position: int, error: BrimError) -> None:
-    """Raise an error that names the row on which two processes have ended."""
+def _in_batches(
+    rows: TokenRows,
+    batches: Sequence[NDArray[np.intp]],
+    job: Mapping[str, Any],
+    keep: Callable[[Sequence[int], Any], None],
+) -> Work:
+    """Return the work on rows that run together as these batches, which are the units."""
+
+    def lease(units: NDArray[np.intp]) -> dict[str, Any]:
+        chosen = [batches[unit] for unit in units]
+        numbers = {"units": units.tolist(), "batches": list(map(len, chosen))}
+        return {"rows": packed(rows.take(np.concatenate(chosen))), **numbers}
+
+    costs = np.array([float(rows.lengths[positions].sum()) for positions in batches])
+    lose = partial(_refuse, [rows.keys[positions] for positions in batches])
+    return Work(costs=costs, job=lambda first: job, lease=lease, keep=keep, lose=lose)
+
+
+def _refuse(keys: Sequence[NDArray[np.int64]] | NDArray[np.int64], unit: int, error: BrimError) -> None:
+    """Raise an error that names the rows on which two processes have ended. keys: of each unit's rows."""
+    named = ", ".join(map(str, keys[unit][:_NAMED].tolist())) + ", …" * (len(keys[unit]) > _NAMED)
+    is_one = len(keys[unit]) == 1
+    over = "this row" if is_one else f"these {len(keys[unit]):,} rows, which run together"
     raise BrimError(
-        what=f"two processes ended over this row, the last so: {error.problems[0].what}",
-        where=f"row {int(rows.keys[position])} (numbered from 0)",
-        fix="leave it out of the data",
+        what=f"two processes ended over {over}, the last so: {error.problems[0].what}",
+        where=f"row{'' if is_one else 's'} {named} (numbered from 0)",
+        fix="leave it out of the data" if is_one else "leave the one that does it out of the data",
     )
 
 

@@ -1,4 +1,4 @@
-"""Score rows: plan their batches, bring the plan to the device, and compute losses.
+"""Score rows, or read layers: plan the batches, bring the plan to the device, and compute losses or vectors.
 
 Where the architecture cannot be traced, batches are tried out instead.
 """
@@ -12,14 +12,16 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from brim.batching import cutter_of
 from brim.batching.memory import peak_meter
 from brim.config.schema import Config
 from brim.data.tokens import TokenRows
 from brim.distributed import ALONE, Ranks, Sharded
+from brim.infer import collect_activations
 from brim.infer.engines import Batches, RowsAtOnce, RowsByCost, RowsByTrial, Smaller, longest_first
-from brim.infer.metrics import Scores, score_rows
+from brim.infer.metrics import Scores, score_batches, score_rows
 from brim.memory.devices import settle_heap
 from brim.models import LLM
 from brim.notes import OnBatch, Say, status, warning
@@ -47,6 +49,8 @@ def batches_for(
     on_smaller: OnSmaller | None = None,
     whole_tokens: int | None = None,
     lengths: NDArray[np.int64] | None = None,
+    side_by_side: int = 1,
+    doing: str = "evaluation",
 ) -> Batches:
     """Return the batches of trainer.eval_batch_size: so many rows together, or as planned, which is noted.
 
@@ -54,6 +58,7 @@ def batches_for(
     on_smaller: called where memory did not allow what was planned; None: a note is given.
     whole_tokens: for batches of up to so many tokens that are made already, and stay whole where memory allows it;
     trainer.eval_batch_size does not apply to them. lengths: of all rows, where `splits` has but some of them.
+    side_by_side: processes, each as fast as this one, that share the batches. doing: the work, for people.
     """
     tell = on_smaller or (lambda smaller: say(str(smaller)))
     given = session.config.trainer.eval_batch_size if whole_tokens is None else None
@@ -63,16 +68,26 @@ def batches_for(
         # The weights, which are mapped from their files, are read into memory, with what the first pass imports.
         rows = next(rows for rows in splits if len(rows))
         scored(llm, session, rows.take([int(np.argmin(rows.lengths))]), RowsAtOnce(1))
-    doing = "evaluation" if whole_tokens is None else "scoring"
     say(status(f"planning the {doing}"))
     lengths = np.concatenate([rows.lengths for rows in splits]) if lengths is None else lengths
     plan = plan_forward(session, lengths, llm=llm, beside_bytes=beside_bytes, whole_tokens=whole_tokens)
     if isinstance(plan, Unplanned) and whole_tokens is not None:
         return RowsAtOnce(whole_tokens, on_smaller=tell)  # of which fewer go on once memory runs out
+    if isinstance(plan, ForwardPlan):
+        plan = replace(plan, seconds=plan.seconds / side_by_side)
     is_part = beside_bytes is not None or whole_tokens is not None
     for line in scoring_lines(plan, doing=doing, is_part=is_part):
         say(line)
     return batches_of(plan, session.device, on_smaller=tell)
+
+
+def batches_made(batches: Batches, rows: TokenRows) -> list[NDArray[np.intp]]:
+    """Return positions of the rows of each batch, as `batches` would make them; where trials are to tell, as scored."""
+    if isinstance(batches, RowsByTrial):
+        return list(score_batches(rows.lengths))
+    made: list[NDArray[np.intp]] = []
+    batches.run(rows, longest_first(rows), made.append, doing="evaluation")
+    return made
 
 
 def batches_of(plan: ForwardPlan | Unplanned, device: torch.device, *, on_smaller: OnSmaller) -> Batches:
@@ -152,6 +167,20 @@ def _scored_by(
 
 def _dealt(order: NDArray[np.intp], ranks: int) -> NDArray[np.intp]:
     return np.concatenate([order[rank::ranks] for rank in range(ranks)])
+
+
+def collected(llm: LLM, session: Session, rows: TokenRows, layers: Mapping[str, nn.Module], **how: Any) -> None:
+    """Put the outputs of layers into stores. how: the arguments of collect_activations that the model does not say."""
+    collect_activations(
+        llm.model,
+        rows,
+        layers,
+        pad_id=session.encoder.pad_id,
+        device=llm.device,
+        precision=llm.precision,
+        packed=llm.packed,
+        **how,
+    )
 
 
 def scored(
