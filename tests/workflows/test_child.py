@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -113,6 +114,21 @@ def test_what_is_sent_to_one_that_is_stopped_waits_for_nobody(monkeypatch):
         assert heard_of(each, until=is_heard) == [{"length": 300_000}]
         os.kill(each.process.pid, signal.SIGSTOP)
     assert not is_there(each.process.pid)
+
+
+def test_threads_may_send_and_send_on_at_once(monkeypatch):
+    """As an actor's do: one sends, and the one that listens sends on."""
+    monkeypatch.setattr(child, "_process", forked)
+    with closing(child.Child(hears, {})) as each, ThreadPoolExecutor(2) as pool:
+        heard_of(each, until=bool)
+        sent = [pool.submit(each.send, {"much": "e" * (200_000 + number)}) for number in range(30)]
+
+        def are_heard(messages):
+            each.send_on()
+            return len(messages) == 30 or any(future.done() and future.exception() for future in sent)
+
+        heard = heard_of(each, until=are_heard)
+    assert sorted(message["length"] for message in heard) == list(range(200_000, 200_030))
 
 
 def test_what_it_has_started_neither_hides_its_end_nor_outlives_it(monkeypatch):

@@ -187,6 +187,7 @@ class Child:
         self._log = log
         self._begun = bytearray()  # a line that is not whole yet
         self._unsent = bytearray()  # for which the pipe has no room yet
+        self._sending = threading.Lock()  # an actor sends in one thread and listens in another
         self._told: dict[str, Any] = {}  # its last message: how it ended; empty where it did not say
         self._folder = ExitStack()  # of this process, since the launcher may be killed
         folder = None
@@ -211,19 +212,22 @@ class Child:
 
         It does not wait: a child that is stopped reads nothing.
         """
-        self._unsent += json.dumps(message).encode() + b"\n"
+        line = json.dumps(message).encode() + b"\n"
+        with self._sending:
+            self._unsent += line
         self.send_on()
 
     def send_on(self) -> None:
         """Send as much of what is left as the pipe takes."""
         assert self.process.stdin is not None, "it was opened as a pipe"
-        try:
-            while self._unsent:
-                del self._unsent[: os.write(self.process.stdin.fileno(), self._unsent)]
-        except BlockingIOError:
-            pass
-        except BrokenPipeError:  # this process will see how it has ended
-            self._unsent.clear()
+        with self._sending:
+            try:
+                while self._unsent:
+                    del self._unsent[: os.write(self.process.stdin.fileno(), self._unsent)]
+            except BlockingIOError:
+                pass
+            except BrokenPipeError:  # this process will see how it has ended
+                self._unsent.clear()
 
     def heard(self) -> Iterator[dict[str, Any]]:
         """Wait until there are messages, or it has ended; yield the whole ones, without a line that a kill cut off."""
