@@ -304,3 +304,17 @@ def test_room_for_the_longest_label_and_its_end(tokenizer, is_constrained):
     config = load_config({"base_model": "base", "output_features": [feature]}).config
     longest = max(map(len, label_tokens(["very positive"], tokenizer)["very positive"]))
     assert label_room(config, tokenizer) == (longest + 1 if is_constrained else None)
+
+
+def test_rows_of_several_tables_travel_as_bytes_in_their_order_and_under_their_keys():
+    ids = np.arange(40, dtype=np.int32)
+    rows = [TokenRow(key=key, input_ids=ids[: 1 + key % 5], supervised=ids[: 1 + key % 5] % 3 == 0) for key in range(9)]
+    every = TokenRows.from_blocks([rows[:4], [], rows[4:5], rows[5:]])
+    mixed = every.take([7, 0, 4, 4, 8, 1])
+    renamed = mixed.with_keys(np.arange(20, 26, dtype=np.uint64))
+    for sent in (every, mixed, renamed, every.take([])):
+        there = TokenRows.of_bytes(sent.to_bytes())
+        assert [row.key for row in there] == sent.keys.tolist()
+        for found, row in zip(there, sent, strict=True):
+            assert found.input_ids.tolist() == row.input_ids.tolist()
+            assert found.supervised.tolist() == row.supervised.tolist()

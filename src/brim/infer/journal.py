@@ -49,14 +49,10 @@ class DoneRows:
 
     def add(self, positions: Sequence[int], bodies: Sequence[bytes]) -> None:
         """Record that these rows are done."""
-        first = len(self._records)
-        self._records.append(
-            [
-                Record(key=int(self._keys[position]), prompt=int(self._prompts[position]), body=body)
-                for position, body in zip(positions, bodies, strict=True)
-            ]
-        )
-        self._numbers[list(positions)] = np.arange(first, first + len(positions))
+        first, places = len(self._records), np.asarray(positions, dtype=np.intp)
+        rows = zip(self._keys[places].tolist(), self._prompts[places].tolist(), bodies, strict=True)
+        self._records.append([Record(key=key, prompt=prompt, body=body) for key, prompt, body in rows])
+        self._numbers[places] = np.arange(first, first + len(places))
 
     def body(self, position: int) -> bytes:
         """Return what was done for a row that is done."""

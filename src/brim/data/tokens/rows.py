@@ -270,9 +270,18 @@ class TokenRows(Sequence[TokenRow]):
         """Return the rows as `of_bytes` reads them in another process."""
         import pyarrow as pa
 
-        batch, text = _record_batch(list(self), self._table.schema), pa.BufferOutputStream()
-        with pa.ipc.new_stream(text, batch.schema) as stream:
-            stream.write_batch(batch)
+        # Batch by batch: of a table of many, pyarrow would join them all first.
+        batches = [batch for batch in self._table.to_batches() if batch.num_rows]
+        firsts = np.cumsum([0, *(batch.num_rows for batch in batches)])
+        chunks = self._places[self._indices, 0]
+        order = np.argsort(chunks, kind="stable")
+        kinds, counts = np.unique(chunks, return_counts=True)
+        inside = np.split(self._indices[order] - firsts[chunks[order]], np.cumsum(counts)[:-1])
+        taken = [batches[kind].take(pa.array(rows)) for kind, rows in zip(kinds.tolist(), inside, strict=False)]
+        table = pa.Table.from_batches(taken, self._table.schema).combine_chunks().take(pa.array(np.argsort(order)))
+        table, text = table.set_column(0, _COLUMNS[0], pa.array(self.keys)), pa.BufferOutputStream()
+        with pa.ipc.new_stream(text, table.schema) as stream:
+            stream.write_table(table)
         return bytes(text.getvalue())
 
     @classmethod
