@@ -174,8 +174,6 @@ def _epoch_order(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 
 _BATCH_ROWS = 1024
 _COLUMNS = ["key", "input_ids", "supervised"]
-
-
 Integers = npt.NDArray[np.int64]
 
 
@@ -270,16 +268,12 @@ class TokenRows(Sequence[TokenRow]):
         """Return the rows as `of_bytes` reads them in another process."""
         import pyarrow as pa
 
-        # Batch by batch: of a table of many, pyarrow would join them all first.
-        batches = [batch for batch in self._table.to_batches() if batch.num_rows]
-        firsts = np.cumsum([0, *(batch.num_rows for batch in batches)])
-        chunks = self._places[self._indices, 0]
-        order = np.argsort(chunks, kind="stable")
-        kinds, counts = np.unique(chunks, return_counts=True)
-        inside = np.split(self._indices[order] - firsts[chunks[order]], np.cumsum(counts)[:-1])
-        taken = [batches[kind].take(pa.array(rows)) for kind, rows in zip(kinds.tolist(), inside, strict=False)]
-        table = pa.Table.from_batches(taken, self._table.schema).combine_chunks().take(pa.array(np.argsort(order)))
-        table, text = table.set_column(0, _COLUMNS[0], pa.array(self.keys)), pa.BufferOutputStream()
+        batches = [batch for batch in self._table.to_batches() if batch.num_rows]  # pyarrow would join all of them
+        firsts, chunks = np.cumsum([0, *(batch.num_rows for batch in batches)]), self._places[self._indices, 0]
+        inside = ((batches[kind], self._indices[chunks == kind] - firsts[kind]) for kind in np.unique(chunks).tolist())
+        table = pa.Table.from_batches([batch.take(pa.array(rows)) for batch, rows in inside], self._table.schema)
+        table = table.combine_chunks().take(pa.array(np.argsort(np.argsort(chunks, kind="stable"))))
+        table, text = table.set_column(0, "key", pa.array(self.keys)), pa.BufferOutputStream()
         with pa.ipc.new_stream(text, table.schema) as stream:
             stream.write_table(table)
         return bytes(text.getvalue())
