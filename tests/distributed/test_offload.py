@@ -10,10 +10,12 @@ import torch
 import torch._dynamo  # which FSDP imports, in each process that has not
 import torch.distributed.fsdp
 from faults.several import results, together
+from faults.workshop import make_base
 from tests.distributed.test_replicated import LORA, KilledAfter, assert_alike, log, losses, train
-from tests.distributed.test_sharded import FULL, exported
+from tests.distributed.test_sharded import FULL, WIDE, exported, measured
 from tests.gallery import OUT, usual
 
+import brim
 from brim.config import load_config
 from brim.errors import ConfigError
 from brim.models.loss import NextToken
@@ -102,6 +104,56 @@ def test_memory_that_runs_out_is_tried_again_in_smaller_parts(where, tiny_base, 
     assert_alike(tmp_path / "1", tmp_path / "2", within=1e-5)
     events = [(record["step"], record["event"]) for record in log(tmp_path / "2") if "event" in record]
     assert events[:2] == [(1, "oom"), (1, "cap")]
+
+
+ON_HOST = {"memory": {"offload": "optimizer"}}
+
+
+def test_an_optimizer_on_the_host_learns_the_same_bits_wherever_a_checkpoint_is_from(tiny_base, sums_file, tmp_path):
+    config = config_of(tiny_base, sums_file, train_steps=5, steps_per_checkpoint=1, learning_rate=0.001)
+    train(config, tmp_path / "none", ranks=1)
+    run = tmp_path / "optimizer"
+    for step, memory in ((2, ON_HOST), (4, {})):
+        work = together(
+            1,
+            lambda rank, step=step, memory=memory: train(
+                {**config, **memory}, run, ranks=1, resume=run.exists(), observer=KilledAfter(step)
+            ),
+            folder=tmp_path / f"killed-{step}",
+        )
+        assert work[0].code == -signal.SIGKILL
+    train({**config, **ON_HOST}, run, ranks=1, resume=True)
+    assert losses(run) == losses(tmp_path / "none")
+    assert exported(run).equal(exported(tmp_path / "none"))
+
+
+def test_each_rank_steps_on_its_host(tiny_base, sums_file, tmp_path):
+    changes, trainer = KINDS["lora"]
+    config = {**config_of(tiny_base, sums_file, changes=changes, **{**trainer, "train_steps": 2}), **ON_HOST}
+    train(config, tmp_path / "1", ranks=1)
+    results(train(config, tmp_path / "2", ranks=2))
+    assert_alike(tmp_path / "1", tmp_path / "2", within=1e-5)
+
+
+def test_a_step_on_the_host_copies_what_is_predicted(tmp_path):
+    make_base(tmp_path / "base", **WIDE)
+    trainer = {"enable_gradient_checkpointing": False, "chunked_loss": False, "packing": False}
+    trainer |= {"batch_size": 2, "effective_batch_size": 2}
+    config = usual(tmp_path / "base", adapter=None, trainer=trainer, precision="fp32", **ON_HOST)
+    predicted = brim.predict_memory(config, batch_size=2, sequence_length=64, device="cpu")
+    found = measured(config)
+    assert found["peak"] == pytest.approx(predicted.allocated_bytes, rel=0.02)
+
+
+def test_what_does_not_go_with_an_optimizer_on_the_host_is_refused_by_name(tiny_base):
+    trainer = {"optimizer": {"type": "adamw_8bit"}}
+    backend = {"trainer": {"strategy": "fsdp"}}
+    config = usual(tiny_base, trainer=trainer, precision="fp16-mixed", backend=backend, **ON_HOST)
+    with pytest.raises(ConfigError) as caught:
+        brim.plan(config, num_rows=2, sequence_length=8, say=None)
+    keys = [problem.where for problem in caught.value.problems]
+    assert keys == ["backend.trainer.strategy", "precision", "trainer.optimizer.type"]
+    assert all("or set memory.offload: none" in problem.fix for problem in caught.value.problems)
 
 
 def test_what_does_not_go_with_it_is_refused_by_name(tiny_base):

@@ -27,7 +27,7 @@ from brim.errors import CheckpointError, ConfigError
 from brim.models import load_llm
 from brim.models.loss import NextToken
 from brim.session import open_session
-from brim.train import MicroBatchPass, build_optimizer
+from brim.train import MicroBatchPass, build_host_optimizer, build_optimizer
 from brim.train.checkpoints import CheckpointStore
 from brim.workflows.training import sharding
 
@@ -229,8 +229,9 @@ def measured(config):
     with joined(Place.of_environment()) as ranks, group_of_one(ranks, is_cuda=False):
         session = open_session(load_config(config).config, is_one_of_several=True)
         llm = sharding.loaded_for(ranks, session).llm
-        optimizer = build_optimizer(
-            session.config.trainer.optimizer, [weight for weight in llm.model.parameters() if weight.requires_grad]
+        build = build_host_optimizer if session.config.memory.offload == "optimizer" else build_optimizer
+        optimizer = build(
+            session.config.trainer.optimizer, [each for each in llm.model.parameters() if each.requires_grad]
         )
         work = MicroBatchPass(llm=llm, pad_id=0, scaler=torch.amp.GradScaler("cpu", enabled=False))
         row = TokenRow(key=0, input_ids=np.arange(TOKENS, dtype=np.int32), supervised=np.ones(TOKENS, dtype=bool))
@@ -238,13 +239,15 @@ def measured(config):
         llm.model.train()
         for _ in range(4):
             states = [state for of in optimizer.state.values() for state in of.values()]
+            own = [each for weight in optimizer.param_groups[0]["params"] for each in (weight, weight.grad)]
+            states += [each for each in own if each is not None]  # copies, where it steps on the host
             gc.collect()
             with LiveBytes([]) as live:
                 live._see([local(tensor) for tensor in (*weights, *llm.model.buffers(), *states)])
                 work([row] * ROWS, ROWS * TOKENS, step=0)
                 optimizer.step()
             peaks.append(max(live.peaks.values()))
-            optimizer.zero_grad()
+            llm.model.zero_grad()
         states = [state for of in optimizer.state.values() for state in of.values() if state.ndim]
         return {"weights": held(weights), "optimizer_state": held(states), "peak": min(peaks[1:])}
 

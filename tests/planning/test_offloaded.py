@@ -29,18 +29,19 @@ def plans(tmp_path_factory):
     )
     config |= {"precision": "fp32"}
 
-    def plan(offload):
+    def plan(offload, room_bytes=ROOM_BYTES):
         memory = {"offload": offload, "margin": 0}
         given = {**config, "memory": memory}
-        return brim.plan(given, num_rows=2, sequence_length=8, memory_bytes=ROOM_BYTES, say=None)
+        return brim.plan(given, num_rows=2, sequence_length=8, memory_bytes=room_bytes, say=None)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("brim.planning.helping.what_helps", lambda *given, **how: [])  # traces that do not count here
-        return plan("none"), plan("weights")
+        wider = ROOM_BYTES + (150 << 20)
+        return plan("none"), plan("weights"), plan("none", wider), plan("optimizer", wider)
 
 
 def test_what_does_not_fit_otherwise_is_suggested_and_then_fits(plans):
-    none, weights = plans
+    none, weights, *_ = plans
     assert none.chosen is None
     (help,) = [each for each in none.helps if each.endswith("memory.offload: weights")]
     assert "MiB of the device and " in help
@@ -49,7 +50,7 @@ def test_what_does_not_fit_otherwise_is_suggested_and_then_fits(plans):
 
 
 def test_the_host_holds_whole_states_and_each_micro_batch_copies_the_layers_twice(plans):
-    _, alone = plans
+    _, alone, *_ = plans
     parameters = LAYERS * LAYER + ROOT
     steps_bytes = 4 * (9 * LAYERS + 3)  # Adam counts the steps of each tensor
     host = alone.chosen.host
@@ -60,6 +61,19 @@ def test_the_host_holds_whole_states_and_each_micro_batch_copies_the_layers_twic
     assert "of its memory for weights, gradients and the optimizer's states" in training_words(alone)["host"]
     (short,) = [line for line in short_plan(alone) if line.startswith("host: ")]
     assert short == f"host: {training_words(alone)['host']}"
+
+
+def test_states_alone_are_suggested_and_copied_once_a_step(plans):
+    *_, none, alone = plans
+    assert none.chosen is None
+    assert any(each.endswith("memory.offload: optimizer") for each in none.helps)
+    chosen, parameters = alone.chosen, LAYERS * LAYER + ROOT
+    assert str(chosen.way).startswith("optimizer on the host, ")
+    assert chosen.host.num_bytes == 4 * 4 * parameters + 4 * (9 * LAYERS + 3)
+    assert (chosen.host.copied_bytes, chosen.host.update_bytes) == (0, 4 * 2 * parameters)
+    assert chosen.update_s > chosen.host.update_s
+    assert alone.saved_bytes == 4 * 3 * parameters + 4 * (9 * LAYERS + 3)
+    assert "copies of the weights, gradients and the optimizer's states" in training_words(alone)["host"]
 
 
 def test_what_the_host_cannot_hold_is_refused_before_the_start(plans):

@@ -195,7 +195,7 @@ class MemoryPrediction:
     has_chunked_loss: bool = False  # logits and loss are computed for a few positions at a time
     gradient_checkpointing: bool | int | None = None  # of `train`; a number: of so many first layers
     is_packed: bool = False  # the rows are one sequence, without padding
-    host_bytes: int = 0  # of the host's memory, where weights are offloaded: these, gradients and the optimizer's state
+    host_bytes: int = 0  # of the host's memory, of what is offloaded: weights, gradients, the optimizer's state
     other: MemoryPrediction | None = None  # the same run with or without gradient checkpointing, where that is open
 
     def __repr__(self) -> str:

@@ -154,13 +154,13 @@ class Traces:
         return trace
 
     def _host_bytes(self, trace: _Trace, device: Device) -> int:
-        """Return what is on the host where weights are offloaded to it, and 0 elsewhere."""
+        """Return what is on the host where something is offloaded to it, and 0 elsewhere."""
         sharding = self.job.sharding
-        if sharding is None or sharding.on(device).offload != "weights":
+        if sharding is None or not sharding.on(device).has_host:
             return 0
         from brim.memory.fsdp import OnHost
 
-        return OnHost.of(trace.stream, trace.recording.weights, world_size=sharding.world_size).num_bytes
+        return OnHost.of(trace.stream, trace.recording.weights, sharding).num_bytes
 
     def _rank(self, trace: _Trace, setting: Setting) -> _Rank:
         """Return what a rank does on the device."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from brim.batching import ByRows, Costs, Cutter, MicroBatch, Shape as MicroBatchShape, Totals, by_costs, cut_totals
 from brim.distributed import deal
+from brim.memory import Offload
 from brim.memory.devices import Budget
 from brim.planning.costs import BoundBy, Shape, Traces
 from brim.planning.plan import Candidate, Host, Way, Wire, shape_in_words
@@ -308,7 +309,7 @@ def ways(
     checkpointing: int | Literal["auto"],
     chunked: bool | Literal["auto"],
     sharded: Sequence[bool] = (False,),
-    offloads: bool = False,
+    offload: Offload = "none",
 ) -> list[Way]:
     """Return the strategies that the configuration leaves open, best first. sharded: as they may be, best first.
 
@@ -316,7 +317,7 @@ def ways(
     """
     of = (False, True) if checkpointing == "auto" else (checkpointing, checkpointing)
     return [
-        replace(way, gradient_checkpointing=of[way.gradient_checkpointing], is_sharded=is_sharded, offloads=offloads)
+        replace(way, gradient_checkpointing=of[way.gradient_checkpointing], is_sharded=is_sharded, offload=offload)
         for is_sharded in sharded
         for way in WAYS
         if checkpointing == "auto" or way.gradient_checkpointing == bool(checkpointing)

@@ -14,6 +14,7 @@ from brim.memory.devices import Budget, cpu_device, devices
 from brim.planning.candidates import WayCosts, candidate
 from brim.planning.plan import Candidate, LongRow, Way
 from brim.planning.request import PlanRequest
+from brim.train import host_obstacles
 from brim.units import format_bytes, format_count
 
 
@@ -52,25 +53,31 @@ def helps(
 
 
 def _offloaded(request: PlanRequest, candidates: Sequence[Candidate], room_bytes: int, **where: Any) -> Iterator[str]:
-    """Yield that the longest row would fit with the weights on the host of a GPU, where it would.
+    """Yield that the longest row would fit with the optimizer or the weights on the host of a GPU, where it would.
 
     where: the device, as `predict_memory` takes it.
     """
-    config = request.config.having("memory.offload", "weights")
-    if request.device.is_cpu or request.offloads or any(sharding_obstacles(config)):
+    if request.device.is_cpu or request.offload != "none":
         return
     leanest = min(candidates, key=lambda each: each.single_row_bytes).way
-    found = predict_memory(
-        replace(request, config=config).config_of(leanest),
-        phase="train",
-        batch_size=request.task.fixed_rows or 1,
-        sequence_length=request.task.longest,
-        world_size=request.ranks,
-        **where,
-    )
-    if found.total_bytes <= room_bytes:
-        there = f"{format_bytes(found.total_bytes)} of the device and {format_bytes(found.host_bytes)} of the host"
-        yield f"weights, gradients and states on the host, which is slow ({there}): memory.offload: weights"
+    for offload, obstacles, ranks, what in (
+        ("optimizer", host_obstacles, 1, "the optimizer's states and its step on the host"),
+        ("weights", sharding_obstacles, request.ranks, "weights, gradients and states on the host, which is slow"),
+    ):
+        config = request.config.having("memory.offload", offload)
+        if any(obstacles(config)):
+            continue
+        found = predict_memory(
+            replace(request, config=config).config_of(leanest),
+            phase="train",
+            batch_size=request.task.fixed_rows or 1,
+            sequence_length=request.task.longest,
+            world_size=ranks,
+            **where,
+        )
+        if found.total_bytes <= room_bytes:
+            there = f"{format_bytes(found.total_bytes)} of the device and {format_bytes(found.host_bytes)} of the host"
+            yield f"{what} ({there}): memory.offload: {offload}"
 
 
 _TIMES_MORE = (1, 2, 4, 8)  # as many ranks are looked at

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 
 from brim.batching import ByLength, Costs, by_costs
 from brim.infer.engines import CacheCosts, CacheShape, FixedRoom, MemoryRoom, Room
+from brim.memory import Offload
 from brim.memory.devices import Budget
 from brim.planning.costs import BoundBy, Shape
 from brim.units import format_bytes, format_count, format_seconds
@@ -161,7 +162,7 @@ class Way:
     gradient_checkpointing: bool | int  # a number: of so many first layers
     chunked_loss: bool
     is_sharded: bool = False  # over the ranks (FSDP); else each rank has the whole model
-    offloads: bool = False  # weights, gradients and states lie on the host (FSDP, of one rank, too)
+    offload: Offload = "none"  # to the host; weights, with gradients and states: by FSDP, of one rank, too
 
     @property
     def recomputes_some(self) -> bool:
@@ -173,7 +174,7 @@ class Way:
         checkpointing = "checkpointing" if self.gradient_checkpointing else "no checkpointing"
         if self.recomputes_some:
             checkpointing += f" of {self.gradient_checkpointing} layers"
-        held = "weights on the host, " if self.offloads else "sharded, " if self.is_sharded else ""
+        held = f"{self.offload} on the host, " if self.offload != "none" else "sharded, " if self.is_sharded else ""
         return f"{held}{checkpointing}, {loss}"
 
 
@@ -209,6 +210,7 @@ class Host:
 
     num_bytes: int  # weights and gradients, in blocks that PyTorch pins, and the optimizer's state
     copied_bytes: int  # beside the passes of each micro-batch
+    update_bytes: int = 0  # once a step, beside the optimizer's own
     link: str  # "PCIe"
     source: str  # of its speed, for people
     bytes_per_s: float
@@ -217,6 +219,11 @@ class Host:
     def copied_s(self) -> float:
         """Return what the copies of a micro-batch take, behind which nothing is hidden."""
         return self.copied_bytes / self.bytes_per_s
+
+    @property
+    def update_s(self) -> float:
+        """Return what the copies of a step take."""
+        return self.update_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from brim.data.tokens import TokenRows, rows_of_step
 from brim.distributed import sharding_obstacles
 from brim.errors import ConfigError
 from brim.infer.engines import MemoryRoom, StaticEngine, generation_settings
-from brim.memory import ConfigWorkload, tracing
+from brim.memory import ConfigWorkload, Offload, tracing
 from brim.memory.allocator import AllocatorSettings
 from brim.memory.cuda import CudaTarget
 from brim.memory.devices import Budget, Device, budget_of, device_at_hand, enforce
@@ -221,17 +221,18 @@ class PlanRequest(Request):
         return self.is_sized_by_memory or (self.trainer.batch_increase_function is not None and not self.has_begun)
 
     @property
-    def offloads(self) -> bool:
-        """Return whether weights, gradients and states lie on the host."""
-        return self.config.memory.offload == "weights"
+    def offload(self) -> Offload:
+        """Return what lies on the host; weights: gradients and states, too."""
+        return self.config.memory.offload
 
     @property
     def sharded(self) -> Sequence[bool]:
         """Return whether the weights may be sharded over the ranks, the preferred answer first."""
         asked = self.config.backend.trainer.strategy
-        if self.offloads or (self.ranks > 1 and asked == "fsdp"):
+        if self.offload == "weights" or (self.ranks > 1 and asked == "fsdp"):
             return (True,)
-        is_open = self.ranks > 1 and asked != "ddp" and not any(sharding_obstacles(self.config))
+        is_open = self.ranks > 1 and (asked, self.offload) == ("auto", "none")
+        is_open = is_open and not any(sharding_obstacles(self.config))
         return (False, True) if is_open else (False,)
 
     @cached_property
@@ -271,7 +272,7 @@ class PlanRequest(Request):
         """Return what the measurements of such work depend on (see Request)."""
         supervised = round(_TENTHS * int(self.rows.num_supervised.sum()) / max(int(self.rows.lengths.sum()), 1))
         facts = {"optimizer": self.trainer.optimizer.model_dump(mode="json"), "supervised": supervised}
-        return {**facts, "offload": True} if self.offloads else facts
+        return facts if self.offload == "none" else {**facts, "offload": self.offload}
 
     def config_of(self, way: Way) -> Config:
         """Return the configuration of a strategy."""

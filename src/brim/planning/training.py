@@ -96,8 +96,8 @@ def work_facts(request: PlanRequest) -> dict[str, Any]:
     facts |= {"sizes": length.sizes, "course": length.course(), "notes": list(request.phase_notes())}
     if request.ranks > 1:
         facts |= {"ranks": request.ranks, "sharded": list(request.sharded)}
-    if request.offloads:
-        facts |= {"offload": True}
+    if request.offload != "none":
+        facts |= {"offload": request.offload}
     return facts
 
 
@@ -135,7 +135,7 @@ def _made(
         checkpointing=trainer.enable_gradient_checkpointing,
         chunked=trainer.chunked_loss,
         sharded=request.sharded,
-        offloads=request.offloads,
+        offload=request.offload,
     )
     ended, has_more = None, False  # after so many; None: none ends the search
 
@@ -251,8 +251,11 @@ def traced(
     """
     task, ranks = request.task, request.ranks
     steps = partial(TrainingSteps, is_single=task.effective_batch_size == 1, ranks=ranks)
-    offload = request.config.memory.offload
-    sharding = Sharding(world_size=ranks, offload=offload).on(request.device) if way.is_sharded else None
+    sharding = None
+    if way.is_sharded:
+        sharding = Sharding(world_size=ranks, offload=way.offload).on(request.device)
+    elif way.offload != "none":
+        sharding = Sharding(world_size=1, kind="whole", offload=way.offload).on(request.device)
     like = next((each.traces for each in known if replace(each.way, is_sharded=way.is_sharded) == way), None)
     with request.traces(steps, config=request.config_of(way), is_kept=is_kept, sharding=sharding, like=like) as traces:
         basics = traces.basics
@@ -273,7 +276,7 @@ def traced(
         host = _host(request.device, basics)
         # Of a machine whose CPU is not known, as of one that is, only the number of cores here counts.
         speed = traces.speed if host is None else device_speed(cpu_device(), num_cores=torch.get_num_threads())
-        update_s = seconds_of(traces.find(()).work["update"], speed)
+        update_s = seconds_of(traces.find(()).work["update"], speed) + (0.0 if host is None else host.update_s)
         traces.save()
     if traces.note is not None:
         say(traces.note)
@@ -311,7 +314,7 @@ def _host(device: Device, basics: Mapping[str, int]) -> Host | None:
         return None
     link = link_to_host(device)
     figures: Any = {"link": link.name, "source": link.source, "bytes_per_s": link.bytes_per_s}
-    return Host(num_bytes=basics["host"], copied_bytes=basics["copied"], **figures)
+    return Host(num_bytes=basics["host"], copied_bytes=basics["copied"], update_bytes=basics["copied_once"], **figures)
 
 
 def _plan(
@@ -351,7 +354,7 @@ def _why_held(request: PlanRequest, candidates: Sequence[Candidate], chosen: Can
     if request.ranks == 1 or chosen is None:
         return ""
     if len(request.sharded) == 1:
-        return "memory.offload" if request.offloads else STRATEGY_KEY
+        return "memory.offload" if request.offload == "weights" else STRATEGY_KEY
     if not chosen.way.is_sharded:
         sharded_s = [each.seconds_per_epoch for each in candidates if each.fits and each.way.is_sharded]
         if any(each is not None and each <= (chosen.seconds_per_epoch or 0.0) for each in sharded_s):

@@ -193,16 +193,17 @@ def _own_passes(chosen: Candidate) -> float:
 
 
 def _copied(chosen: Candidate, host: Host) -> str:
-    return f"{format_bytes(round(host.copied_bytes * _own_passes(chosen)))} copied a step"
+    return f"{format_bytes(host.update_bytes + round(host.copied_bytes * _own_passes(chosen)))} copied a step"
 
 
 def _host_in_words(chosen: Candidate, host: Host) -> str:
-    seconds = host.copied_s * _own_passes(chosen)
+    seconds = host.update_s + host.copied_s * _own_passes(chosen)
+    by_each = f"{format_bytes(host.copied_bytes)} by each micro-batch, " if host.copied_bytes else ""
+    copies = "copies of the " if chosen.way.offload == "optimizer" else ""
     return (
-        f"{format_bytes(host.num_bytes)} of its memory for weights, gradients and the optimizer's states of a process "
-        f"(memory.offload); {_copied(chosen, host)}, {format_bytes(host.copied_bytes)} by each micro-batch, "
-        f"{format_seconds(seconds)} by {host.link} at {host.bytes_per_s / 1e9:.3g} GB/s ({host.source}); the optimizer "
-        "steps on the CPU"
+        f"{format_bytes(host.num_bytes)} of its memory for {copies}weights, gradients and the optimizer's states of a "
+        f"process (memory.offload); {_copied(chosen, host)}, {by_each}{format_seconds(seconds)} by "
+        f"{host.link} at {host.bytes_per_s / 1e9:.3g} GB/s ({host.source}); the optimizer steps on the CPU"
     )
 
 

@@ -179,7 +179,9 @@ def _candidates(plan: TrainingPlan) -> Table:
         checkpointing = "on" if each.way.gradient_checkpointing else "off"
         if each.way.recomputes_some:
             checkpointing = f"{each.way.gradient_checkpointing} layers"
-        held = ", on the host" if each.way.offloads else ", sharded" if each.way.is_sharded else ""
+        held = ", sharded" if each.way.is_sharded else ""
+        if each.way.offload != "none":
+            held = ", on the host" if each.way.is_sharded else ", optimizer on the host"
         table.add_row(
             f"{_CHOSEN if is_chosen else ' '} {checkpointing}{held}",
             "chunks" if each.way.chunked_loss else "whole",

@@ -26,7 +26,14 @@ from brim.models import LLM, no_library_bars, no_library_warnings
 from brim.storage import whole_folder, write_manifest
 from brim.train.checkpoints import CheckpointStore, TrainState
 from brim.train.figures import Observer
-from brim.train.optimizer import FixedBetas, LearningRate, MovingBeta2, build_optimizer, update_rates
+from brim.train.optimizer import (
+    FixedBetas,
+    LearningRate,
+    MovingBeta2,
+    build_host_optimizer,
+    build_optimizer,
+    update_rates,
+)
 from brim.train.schedule import RunLength
 
 _TOKENIZER_FILES = (
@@ -124,9 +131,12 @@ def build_job(
     sharded: Sharded | None = None,
 ) -> TrainJob:
     """Build the job that a resolved configuration asks for."""
-    is_offloaded = sharded is not None and sharded.offloads
     learning = [weight for weight in llm.model.parameters() if weight.requires_grad]
-    optimizer = build_optimizer(trainer.optimizer, learning, is_offloaded=is_offloaded)
+    if config.memory.offload == "optimizer":
+        optimizer = build_host_optimizer(trainer.optimizer, learning)
+    else:
+        is_offloaded = sharded is not None and sharded.offloads
+        optimizer = build_optimizer(trainer.optimizer, learning, is_offloaded=is_offloaded)
     return TrainJob(
         llm=llm,
         rows=rows,

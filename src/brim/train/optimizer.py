@@ -7,7 +7,7 @@ multiplied by a factor. Adam's second beta may move with the batch: then it forg
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from brim.config import has_beta2
-from brim.config.schema import FinetuneTrainer, OptimizerConfig
+from brim.config.schema import Config, FinetuneTrainer, OptimizerConfig
 from brim.data.tokens import TokenRows
 from brim.errors import ConfigError
 from brim.models import require_bitsandbytes
@@ -284,3 +284,57 @@ def build_optimizer(
 
     optimizer: Optimizer = getattr(bnb.optim, _OF_BITSANDBYTES[settings.type])(parameters, lr=0.0, **keys)
     return optimizer
+
+
+def build_host_optimizer(settings: OptimizerConfig, weights: Iterable[Parameter]) -> Optimizer:
+    """Build an optimizer that steps on the host for weights of a device: it keeps copies of them, and its states.
+
+    Before a step gradients are copied to the host, after it weights to the device, each once, from and to pinned
+    memory. The next pass waits for them on its own stream, and the next step's gradients behind that; so the host never
+    writes what is still being copied. A state that is loaded makes it copy the weights again, which are restored first.
+    """
+    weights = list(weights)
+    device = weights[0].device
+    is_cuda = device.type == "cuda"
+    copies = [torch.empty_like(each, device="cpu", pin_memory=is_cuda) for each in weights]
+    gradients = [torch.empty_like(each, pin_memory=is_cuda) for each in copies]
+    hosts = [Parameter(each) for each in copies]
+    optimizer = build_optimizer(settings, hosts, is_offloaded=is_cuda)
+
+    @torch.no_grad()
+    def take_weights(*_: object) -> None:
+        for host, weight in zip(hosts, weights, strict=True):
+            host.copy_(weight)
+
+    @torch.no_grad()
+    def take_gradients(*_: object) -> None:
+        for host, weight, gradient in zip(hosts, weights, gradients, strict=True):
+            host.grad = None if weight.grad is None else gradient.copy_(weight.grad, non_blocking=is_cuda)
+        if is_cuda:
+            torch.cuda.current_stream(device).synchronize()
+
+    @torch.no_grad()
+    def give_weights(*_: object) -> None:
+        for host, weight in zip(hosts, weights, strict=True):
+            if host.grad is not None:
+                weight.copy_(host, non_blocking=is_cuda)
+
+    take_weights()
+    optimizer.register_step_pre_hook(take_gradients)
+    optimizer.register_step_post_hook(give_weights)
+    optimizer.register_load_state_dict_post_hook(take_weights)
+    return optimizer
+
+
+def host_obstacles(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield what does not go with an optimizer on the host, its key, and what would do instead."""
+    kind = config.finetune_trainer.optimizer.type
+    if config.backend.trainer.strategy == "fsdp":
+        yield "a sharded model", "backend.trainer.strategy", "set it to auto, or take memory.offload: weights"
+    if config.precision == "fp16-mixed":
+        yield "a scaled loss", "precision", "set it to bf16-mixed or fp32"
+    if kind.startswith("paged_"):
+        yield f"{kind}, whose states go to the host as the GPU fills", "trainer.optimizer.type", "keep that alone"
+    elif kind not in _OF_TORCH:
+        instead = f"set it to one of {', '.join(_OF_TORCH)}"
+        yield f"{kind}, whose kernels are the GPU's", "trainer.optimizer.type", instead

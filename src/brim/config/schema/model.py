@@ -293,11 +293,13 @@ class MemoryConfig(Section):
         brim=True,
         expected=_MARGIN,
     )
-    offload: Literal["none", "weights"] = key(
+    offload: Literal["none", "weights", "optimizer"] = key(
         "none",
         "`weights`: while a model is trained, its weights, gradients and the optimizer's states lie in the host's "
         "memory, and each decoder layer is copied to the GPU to compute (FSDP2, on one GPU, too). The optimizer's step "
-        "runs on the CPU. It is far slower, and for what fits in no other way.",
+        "runs on the CPU. It is far slower, and for what fits in no other way. `optimizer`: its states alone lie "
+        "there, and its step runs on the CPU, on copies of what trains: gradients and new weights are copied once a "
+        "step.",
         brim=True,
     )
 

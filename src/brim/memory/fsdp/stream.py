@@ -54,6 +54,7 @@ class Sharding:
     prefetch: bool = True  # the next unit is gathered while this one's gradients are computed
     # To the CPU: the optimizer's state and its step; weights: these and the gradients, too.
     offload: Literal["none", "optimizer", "weights"] = "none"
+    in_one_memory: bool = False  # what goes to the CPU stays where the device computes, which is the CPU
     precision: Precision = field(default_factory=Precision)
     reentrant_checkpoints: bool = False  # around FSDP1's units: no unit is prefetched, and hooks keep what they watch
 
@@ -64,7 +65,19 @@ class Sharding:
 
     def on(self, device: Device) -> Sharding:
         """Return what of it concerns a device's own memory: a CPU's holds what is offloaded to it, too."""
-        return replace(self, offload="none") if device.is_cpu else self
+        if not device.is_cpu:
+            return self
+        return replace(self, in_one_memory=True) if self.copies_trained else replace(self, offload="none")
+
+    @property
+    def copies_trained(self) -> bool:
+        """Return whether the optimizer steps on copies of whole weights, by copies of their gradients."""
+        return self.offload == "optimizer" and not self.shards
+
+    @property
+    def has_host(self) -> bool:
+        """Return whether a run has something on a host beside the device."""
+        return self.offload == "weights" or (self.copies_trained and not self.in_one_memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +99,8 @@ def shard(stream: EventStream, weights: Sequence[Weight], sharding: Sharding) ->
     if sharding.kind == "whole" and sharding.offload == "none":
         numbers = range(len(stream.sizes))
         return ShardedStream(stream, (COMPUTE,) * len(numbers), dict(zip(numbers, numbers, strict=True)))
+    if sharding.in_one_memory:
+        return _beside_copies(stream, weights)
     walk = _Walk(stream, weights, sharding, tape)
     marks = list(stream.marks)
     for position in range(len(stream.storages)):
@@ -96,6 +111,21 @@ def shard(stream: EventStream, weights: Sequence[Weight], sharding: Sharding) ->
     for _, label in marks:
         tape.stream.mark(label)
     return ShardedStream(tape.stream, tuple(tape.cuda_streams), walk.numbers)
+
+
+def _beside_copies(stream: EventStream, weights: Sequence[Weight]) -> ShardedStream:
+    """Return the stream with copies of what trains, and of its gradients, from the end of loading on."""
+    num_bytes = 2 * sum(weight.elements * weight.element_bytes for weight in weights if weight.trainable)
+    phases = (position for position, place in enumerate(stream.places) if place.phase != "load")
+    at, copies = next(phases, len(stream.places)), len(stream.sizes)
+    out = EventStream(
+        sizes=[*stream.sizes, num_bytes],
+        categories=[*stream.categories, "optimizer_state"],
+        storages=[*stream.storages[:at], copies, *stream.storages[at:]],
+        places=[*stream.places[:at], Place("load", operator="memory.offload"), *stream.places[at:]],
+        marks=[(position + (position >= at), label) for position, label in stream.marks],
+    )
+    return ShardedStream(out, (COMPUTE,) * len(out.sizes), {number: number for number in range(copies)})
 
 
 class _Walk:
@@ -270,27 +300,38 @@ class _Walk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnHost:
-    """Hold what one rank has of offloaded weights on the host, and what it copies to the device and back."""
+    """Hold what one rank has of what is offloaded on the host, and what it copies to the device and back."""
 
-    num_bytes: int  # of weights, gradients and the optimizer's state
-    copied_bytes: int  # by each micro-batch
+    num_bytes: int = 0  # of weights, gradients and the optimizer's state
+    copied_bytes: int = 0  # by each micro-batch
+    update_bytes: int = 0  # copied once a step
+    state_bytes: int = 0  # of the optimizer, of num_bytes
 
     @classmethod
-    def of(cls, stream: EventStream, weights: Iterable[Weight], *, world_size: int) -> OnHost:
+    def of(cls, stream: EventStream, weights: Iterable[Weight], sharding: Sharding) -> OnHost:
         """Count them. Layers are brought forward and backward, the root stays; what trains has gradients.
 
+        Where the optimizer alone is offloaded, weights that train are copied there to step, and back.
         PyTorch pins the memory of weights and gradients, tensor by tensor, in blocks whose sizes are powers of two.
         stream: of whole steps on one GPU.
         """
         died = {~storage for storage in stream.storages if storage < 0}
         state = enumerate(zip(stream.sizes, stream.categories, strict=True))
         state_bytes = sum(size for each, (size, kind) in state if kind == "optimizer_state" and each not in died)
-        pinned_bytes = copied_bytes = 0
-        for weight in weights:
-            num_bytes = shard_elements(weight.shape, world_size) * weight.element_bytes
-            pinned_bytes += (1 + weight.trainable) << max(num_bytes - 1, 0).bit_length()
-            copied_bytes += (1 + (weight.layer is not None) + weight.trainable) * num_bytes
-        return cls(num_bytes=pinned_bytes + state_bytes // world_size, copied_bytes=copied_bytes)
+        state_bytes //= sharding.world_size
+        held = [
+            (shard_elements(each.shape, sharding.world_size) * each.element_bytes, each)
+            for each in weights
+            if each.trainable or not sharding.copies_trained
+        ]
+        pinned_bytes = sum((1 + each.trainable) << max(size - 1, 0).bit_length() for size, each in held)
+        if sharding.copies_trained:
+            copied = {"update_bytes": sum(2 * size for size, _ in held)}
+        else:
+            copied = {
+                "copied_bytes": sum((1 + (each.layer is not None) + each.trainable) * size for size, each in held)
+            }
+        return cls(num_bytes=pinned_bytes + state_bytes, state_bytes=state_bytes, **copied)
 
 
 def late_prefetches(stream: EventStream, layers: list[int | None], weights: Sequence[Weight]) -> dict[int, int]:

@@ -45,7 +45,7 @@ _OF_PASS = ("peak", "pass")
 
 
 _OF_MEMORY = ("static", "state", "saved", "unrecorded", "first_update", "update", "load", "chunk_positions", "summed")
-_OF_HOST = ("host", "copied")
+_OF_HOST = ("host", "copied", "copied_once")
 
 
 _OF_GENERATION = ("loaded", "load_peak", "held", "prefill", "step", "prefill", "step")
@@ -63,8 +63,8 @@ class TrainingSteps:
     train; unrecorded: the part that a micro-batch's own trace does not know; first_update, update: the peak of the
     optimizer's first step, in which its state is born, and of later ones; load: the peak while the weights are loaded;
     chunk_positions: of a full chunk of the loss, 0 where all logits are there at once; summed: bytes of all gradients,
-    or those that a micro-batch gathers and reduces where weights are sharded. host, copied: of offloaded weights, see
-    OnHost; 0 where all is on the device.
+    or those that a micro-batch gathers and reduces where weights are sharded. host, copied, copied_once: of what is
+    offloaded, see OnHost; 0 where all is on the device.
     """
 
     names: tuple[Names, Names] = (
@@ -136,18 +136,22 @@ class TrainingSteps:
         # Pages are the machine's memory, and no part of the plan's; a checkpoint has what is in them.
         paged_bytes = self.config.paged_bytes(size for each, size in trained if each.gradient is not None)
         beside_bytes, static_bytes = 0, int(live[parts["step 2" + last].start - 1])
-        on_host = OnHost(num_bytes=0, copied_bytes=0)
-        if traces.sharding is not None:
+        on_host, sharding = OnHost(), traces.sharding
+        if sharding is not None and sharding.has_host:
+            steps = compose_steps([[recording] * self.micro_batches] * 2, optimizer)
+            on_host = OnHost.of(steps, recording.weights, sharding)
+        if self._ranks > 1 and (sharding is None or not sharding.shards):
+            unreached = (size * each.dtype.itemsize for each, size in trained if each.gradient is None)
+            beside_bytes = sum(unreached) + Share.sent_bytes(self._ranks, num_parameters=len(trained))
+        if sharding is not None:
             unrecorded_bytes, state_bytes = 0, static_bytes - int(live[parts["step 1" + last].start - 1])
-            weight_bytes, paged_bytes = weight_bytes // self._ranks, paged_bytes // self._ranks
-            summed_bytes = _on_the_wire(stream, parts["step 2" + last])
-            if traces.sharding.offload == "weights":
-                steps = compose_steps([[recording] * self.micro_batches] * 2, optimizer)
-                on_host = OnHost.of(steps, recording.weights, world_size=self._ranks)
+            if sharding.shards:
+                weight_bytes, paged_bytes = weight_bytes // self._ranks, paged_bytes // self._ranks
+                summed_bytes = _on_the_wire(stream, parts["step 2" + last])
+            else:
+                state_bytes -= _workspace_bytes(stream) if self.micro_batches == 1 else 0  # born in the first step
+                weight_bytes += on_host.state_bytes  # which a copy of a checkpoint has, too
         else:
-            if self._ranks > 1:
-                unreached = (size * each.dtype.itemsize for each, size in trained if each.gradient is None)
-                beside_bytes = sum(unreached) + Share.sent_bytes(self._ranks, num_parameters=len(trained))
             recorded = traces.live_bytes(recording.stream)[recording.parts[_last_part(recording)][0] - 1]
             unrecorded_bytes = static_bytes - int(recorded)
             state_bytes = unrecorded_bytes - _workspace_bytes(stream)
@@ -163,6 +167,7 @@ class TrainingSteps:
             "summed": summed_bytes,
             "host": on_host.num_bytes,
             "copied": on_host.copied_bytes,
+            "copied_once": on_host.update_bytes,
         }
         return Found(numbers, {"update": optimizer.work["steady"]})
 

@@ -34,7 +34,7 @@ from brim.units import format_bytes
 from brim.workflows.prediction import scorer
 from brim.workflows.runs import TrainResult
 from brim.workflows.training.launch import Launched
-from brim.workflows.training.sharding import Loaded, is_sharded_run, loaded_for, require_shardable, whole_weights
+from brim.workflows.training.sharding import Loaded, loaded_for, require_places, whole_weights
 
 _ALIKE = 0.001  # of what a process may take: processes of one machine never find quite the same
 
@@ -48,8 +48,7 @@ def among(ranks: Ranks, config: Config, session: Session) -> Session:
     config.backend.require_local()
     if ranks.are_several:
         ranks.agree(dict(_keys(config.model_dump(mode="json"))))
-    if is_sharded_run(session.config, ranks.size):
-        require_shardable(session.config)
+    require_places(session.config, ranks.size)
     place = ranks.place
     sharing = place.local_world_size if session.device.type == "cpu" else place.world_size
     return replace(session, num_processes=sharing, world_size=place.world_size)

@@ -45,10 +45,9 @@ from brim.workflows.runs import read_json
 from brim.workflows.training.launch import Launched, launch, room_for_copy, saving_note, untried
 from brim.workflows.training.resuming import begun_otherwise, with_plan_of
 from brim.workflows.training.sharding import (
-    NOTHING_SAVED,
-    is_sharded_run,
+    nothing_saved,
     require_host_room,
-    require_shardable,
+    require_places,
 )
 
 
@@ -84,8 +83,7 @@ def plan(
     _require_rows(num_rows, sequence_length, has_dataset=dataset is not None, has_data=data is not None)
     ranks = PlanRequest.ranks_asked(loaded.config) if gpus is None else gpus
     require_whole("gpus", ranks, most=MOST_GPUS)
-    if is_sharded_run(loaded.config, ranks):
-        require_shardable(loaded.config)
+    require_places(loaded.config, ranks)
     if device is None and memory_bytes is None and not torch.cuda.is_available():
         device = "cpu"
     with listening(say) as told:
@@ -130,9 +128,9 @@ def _as_of_now(plan: TrainingPlan, request: PlanRequest) -> Iterator[str]:
     On a CPU what the process itself takes counts, and the one that trains takes more than the one that plans; so does
     the copy that is made of a checkpoint.
     """
-    if request.offloads and request.device.is_cpu:
-        yield NOTHING_SAVED
-    elif plan.chosen is not None and request.device.is_cpu:
+    if request.offload != "none" and request.device.is_cpu:
+        yield nothing_saved(request.config)
+    if request.offload != "weights" and plan.chosen is not None and request.device.is_cpu:
         yield saving_note(plan, room_for_copy(plan, is_cpu=True))
     size = plan.effective_batch_size
     most = min(len(request.rows), request.trainer.max_batch_size or len(request.rows))

@@ -23,12 +23,19 @@ from brim.models import LLM, load_llm
 from brim.notes import Note, Say, warning
 from brim.planning import TrainingPlan
 from brim.session import Session
-from brim.train import RunFolder
+from brim.train import RunFolder, host_obstacles
 from brim.units import format_bytes, format_count
 
-_STRATEGY, _OFFLOAD = "backend.trainer.strategy", "memory.offload: weights"
+_STRATEGY, _OFFLOAD = "backend.trainer.strategy", "memory.offload"
 
-NOTHING_SAVED = f"{_OFFLOAD} saves nothing on a CPU, whose memory holds all in any case: layers are copied in vain"
+_IN_VAIN = {"weights": "layers are copied in vain", "optimizer": "what trains and its gradients are there twice"}
+
+
+def nothing_saved(config: Config) -> Note:
+    """Warn that a CPU has no other memory to which anything could be offloaded."""
+    asked = config.memory.offload
+    why = f"saves nothing on a CPU, whose memory holds all in any case: {_IN_VAIN[asked]}"
+    return warning(f"{_OFFLOAD}: {asked} {why}", topic="memory")
 
 
 def is_sharded_run(config: Config, num_ranks: int) -> bool:
@@ -37,14 +44,23 @@ def is_sharded_run(config: Config, num_ranks: int) -> bool:
     return is_asked and isinstance(config.trainer, FinetuneTrainer)  # else nothing is trained
 
 
+def require_places(config: Config, num_ranks: int) -> None:
+    """Raise ConfigError, with all that stands against it, where a run cannot be sharded or offloaded as it asks for."""
+    if not isinstance(config.trainer, FinetuneTrainer):
+        return
+    if config.memory.offload == "optimizer" or is_sharded_run(config, num_ranks):
+        require_shardable(config)
+
+
 def require_shardable(config: Config) -> None:
     """Raise ConfigError, with all that stands against it, where a run cannot be sharded, or offloaded."""
     asked, instead = f"{_STRATEGY}: fsdp", f"{_STRATEGY}: ddp"
-    if config.memory.offload == "weights":
-        asked, instead = _OFFLOAD, "memory.offload: none"
+    if config.memory.offload != "none":
+        asked, instead = f"{_OFFLOAD}: {config.memory.offload}", f"{_OFFLOAD}: none"
+    obstacles = host_obstacles if config.memory.offload == "optimizer" else sharding_obstacles
     problems = [
         Problem(what=f"{asked} does not go with {what}", where=where, fix=f"{fix}, or set {instead}")
-        for what, where, fix in sharding_obstacles(config)
+        for what, where, fix in obstacles(config)
     ]
     if problems:
         raise ConfigError(*problems)
@@ -80,6 +96,8 @@ def loaded_for(ranks: Ranks, session: Session) -> Loaded:
     if not is_sharded_run(config, ranks.size):
         llm = load_llm(config, session.folder, device, trainable=True)
         state_bytes = counted_state_bytes(config.finetune_trainer, llm.model)
+        if config.memory.offload == "optimizer" and device.type == "cuda":
+            state_bytes = 0  # here
         if ranks.are_several:  # gradients stay in their buckets
             state_bytes += sum(weight.nbytes for weight in llm.model.parameters() if weight.requires_grad)
         return Loaded(llm=llm, sharded=None, state_bytes=state_bytes)
@@ -109,26 +127,27 @@ def loaded_for(ranks: Ranks, session: Session) -> Loaded:
 
 def require_host_room(plan: TrainingPlan | None, *, num_processes: int) -> None:
     """Raise ConfigError where so many processes of this machine offload more to its memory than that may hold."""
-    host = None if plan is None or plan.chosen is None else plan.chosen.host
-    if host is None:
+    if plan is None or plan.chosen is None or plan.chosen.host is None:
         return
+    host, offload = plan.chosen.host, plan.chosen.way.offload
     there = budget_of(MemoryConfig(), cpu_device().among(num_processes), is_at_hand=True)
     if host.num_bytes > there.reserved_bytes:
         shared = "" if num_processes == 1 else f" a process, of which there are {num_processes} here"
         raise ConfigError(
-            what=f"{_OFFLOAD} puts {format_bytes(host.num_bytes)} of weights, gradients and optimizer states into this "
-            f"machine's memory{shared}; {format_bytes(there.reserved_bytes)} may be used ({there.limit_reason})",
+            what=f"{_OFFLOAD}: {offload} puts {format_bytes(host.num_bytes)} of weights, gradients and optimizer "
+            f"states into this machine's memory{shared}; "
+            f"{format_bytes(there.reserved_bytes)} may be used ({there.limit_reason})",
             where="memory.offload",
             fix="free memory, train an adapter (adapter.type: lora), take more machines, or set memory.offload: none",
         )
 
 
 def sharding_note(ranks: Ranks, session: Session, loaded: Loaded) -> Note | None:
-    """Say what of the weights is here; None where all are."""
+    """Say what of the weights is here, and warn where nothing could be offloaded; None where all is here."""
+    if session.config.memory.offload != "none" and session.device.type != "cuda":
+        return nothing_saved(session.config)
     if loaded.sharded is None:
         return None
-    if session.config.memory.offload == "weights" and not loaded.sharded.is_beside_device:
-        return warning(NOTHING_SAVED, topic="memory")
     here, whole = format_bytes(loaded.llm.held_bytes), format_bytes(loaded.sharded.whole_bytes)
     over = format_count(ranks.size, "process", "processes")
     if not ranks.are_several:
