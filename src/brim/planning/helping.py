@@ -36,12 +36,12 @@ def helps(
     if request.ranks > 1:
         leanest = min(candidates, key=lambda each: each.single_row_bytes).way
         enough += _sharded_further(request, leanest, room_bytes, beyond=world_size, **where)
-    enough += _offloaded(request, candidates, room_bytes, **where)
     if task.fixed_rows is not None:
         by_length = [candidate(way, replace(task, fixed_rows=None), budget) for way in known]
         least = min((each.total_bytes for each in by_length if each.total_bytes is not None), default=None)
         if least is not None:
             enough.append(f"micro-batches by length ({format_bytes(least)}): trainer.batch_size: auto")
+    enough += _offloaded(request, candidates, room_bytes, **where)
     fitting = [each.longest_that_fits for each in candidates if each.longest_that_fits is not None]
     if fitting:
         enough.append(f"rows of {format_count(max(fitting), 'token')}: preprocessing.global_max_sequence_length")
