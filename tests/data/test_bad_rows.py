@@ -19,7 +19,7 @@ from tests.properties import examples
 from brim.config.schema import Config, PreprocessingConfig
 from brim.data import prepare, prompts_of
 from brim.data.read import cell_texts, read
-from brim.data.split import usable
+from brim.data.usable import usable
 from brim.errors import DataError
 
 HALF = "column `q` holds half of a character (a lone surrogate such as \\ud83d), which no text can hold"

@@ -8,9 +8,10 @@ from tests.messages import refused, says
 from brim.config import load_config
 from brim.config.text import dump
 from brim.data import check_data, prepare, slip_notes, with_labels_of_data
-from brim.data.labels import MOST_LABELS, bounded, label_slips
+from brim.data.labels import MOST_LABELS, label_slips
 from brim.data.read import RowFaults, read
 from brim.data.tokens import Texts
+from brim.data.usable import bounded
 from brim.errors import ConfigError, DataError
 
 LABELS = {"good": {"type": "contains", "value": "good"}, "bad": {"type": "regex", "value": "bad|poor"}}

@@ -18,7 +18,7 @@ from tests.properties import examples
 from brim.config.schema import PreprocessingConfig
 from brim.data.read import json as read_jsonl, read
 from brim.data.read.encoding import require_utf8
-from brim.data.split import usable
+from brim.data.usable import usable
 from brim.errors import DataError
 
 ROWS = [

@@ -7,7 +7,14 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from brim.data.read import spellings
-from brim.data.split import largest_remainder, sample, split_as_given, split_at_random, split_by_hash, split_stratified
+from brim.data.usable.rows import (
+    largest_remainder,
+    sample,
+    split_as_given,
+    split_at_random,
+    split_by_hash,
+    split_stratified,
+)
 
 DEFAULT = (0.7, 0.1, 0.2)
 probabilities = st.lists(st.floats(0, 1), min_size=3, max_size=3).filter(lambda shares: sum(shares) > 0.01)

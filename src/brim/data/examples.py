@@ -17,16 +17,8 @@ import pyarrow as pa
 from brim.config.prompts import prompt_columns
 from brim.config.schema import Config
 from brim.data.read import Source, blocks, gather
-from brim.data.split import (
-    Column,
-    answer_column,
-    assign_splits,
-    input_columns,
-    require_filled,
-    sampled_rows,
-    usable,
-    with_usable_splits,
-)
+from brim.data.split import answer_column, input_columns
+from brim.data.usable import Column, assign_splits, require_filled, sampled_rows, usable, with_usable_splits
 from brim.errors import DataError
 from brim.units import format_count
 
@@ -181,14 +173,15 @@ def _training_rows(config: Config, source: Source, fields: _Fields) -> tuple[Pos
     """Return the keys of the training rows, without those that lack a value in a column whose strategy is drop_row."""
     names = [column.name for column in fields.columns]
     source.require_columns({column.name: column.feature for column in fields.columns})
-    source = with_usable_splits(usable(source, names, config.preprocessing), config)
+    policy, seed = config.preprocessing, config.random_seed
+    source = with_usable_splits(usable(source, names, policy), policy)
     source.require_text(names)
-    keys = sampled_rows(source, config)
-    codes, _ = assign_splits(source, config, keys)
+    keys = sampled_rows(source, policy, seed=seed)
+    codes, _ = assign_splits(source, policy, keys, seed=seed)
     keys = keys[codes == 0]
     require_filled(source, fields.columns, keys)
     for column in fields.columns:
-        if column.rule.missing_value_strategy == "drop_row":
+        if column.missing_value_strategy == "drop_row":
             keys = keys[~source.missing(column.name, is_label=column.is_label)[keys]]
     return keys, source
 

@@ -1,63 +1,23 @@
-"""Find the labels of a category in the data, and the rows whose answer is none of them.
-
-Texts that are too long to tokenize are found here, too: a tokenizer takes some hundred bytes of memory for each
-character.
-"""
+"""Find the labels of a category in the data, and the rows whose answer is none of them."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from collections.abc import Iterable, Iterator, Sequence
 
 from brim.config import Choice, category_rules
 from brim.config.schema import Config, OutputFeature
 from brim.config.text import dotted, folded, misspelt, shortened
 from brim.data.advice import Slip
-from brim.data.read import RowFaults, Source, cell_texts
-from brim.data.split import OUTPUT, data_problems, usable
+from brim.data.read import RowFaults, Source
+from brim.data.split import OUTPUT, data_problems
 from brim.data.tokens import Texts
+from brim.data.usable import counted, require_labels, rows_at, rows_with, usable, without_faulty
 from brim.errors import ConfigError, DataError, Problem
 from brim.notes import warning
 from brim.units import format_count
 
-MAX_CHARACTERS = 1 << 24  # of a prompt or an answer; no model's context holds a tenth
-
-
-def bounded(texts: Iterable[Texts], faults: RowFaults, *, most: int = MAX_CHARACTERS) -> Iterator[Texts]:
-    """Give the texts without the rows that are too long; those are added to the faults."""
-
-    def problem(batch: Texts, number: int) -> Problem | None:
-        length = max(len(each[number]) for each in (batch.prompts, batch.answers) if each)
-        what, expected = f"a text of {length:,} characters", f"at most {most:,} characters"
-        return Problem(what=what, expected=expected, fix="cut it before, or remove the row") if length > most else None
-
-    return _without_faulty(texts, faults, problem)
-
-
-def _without_faulty(
-    texts: Iterable[Texts], faults: RowFaults, problem_of: Callable[[Texts, int], Problem | None]
-) -> Iterator[Texts]:
-    """Give the texts without the rows that have a problem, which are added to the faults."""
-    for batch in texts:
-        keep = []
-        for number, key in enumerate(batch.keys.tolist()):
-            problem = problem_of(batch, number)
-            if problem is None:
-                keep.append(number)
-            else:
-                faults.add(key, problem)
-        if keep:
-            yield batch.only(keep)
-
-
 MOST_LABELS = 1000
-
-
-_FEW_LABELS = 20  # so few may have one row each
 
 
 _SHOWN = 10  # labels in a message
@@ -110,8 +70,8 @@ def with_labels_of_data(config: Config, source: Source) -> tuple[Config, tuple[C
         source.require_text([name])
     except DataError:  # report all that is wrong, not the first problem alone
         raise DataError(*data_problems(config, source, with_answers=True)) from None
-    counts = _counted(source.table[name])
-    _require_labels(counts, name, source)
+    counts = counted(source.table[name])
+    require_labels(counts, name, source, most=MOST_LABELS, fix=_NAME_THEM, key="output_features.0.type")
     labels = tuple(sorted(counts, key=lambda label: (label.casefold(), label)))
     fallback = feature.fallback_label or max(labels, key=lambda label: counts[label])
     preprocessing = feature.preprocessing.model_copy(update={"fallback_label": fallback})
@@ -133,7 +93,7 @@ def label_slips(config: Config, source: Source) -> list[Slip]:
         return []
     name = config.output_features[0].column_name
     column = usable(source, [name], config.preprocessing).table[name]
-    counts = _counted(column)
+    counts = counted(column)
     near: dict[str, set[str]] = {}
     for label in counts:
         for text in _without_a_letter(label):
@@ -145,7 +105,7 @@ def label_slips(config: Config, source: Source) -> list[Slip]:
         meant = misspelt(label, common, at_most=1)
         if meant is not None:
             found[label] = meant
-    rows = _rows_with(found, column)
+    rows = rows_with(found, column)
     slips = [
         Slip(label=label, meant=meant, rows=rows[label], num_meant=counts[meant]) for label, meant in found.items()
     ]
@@ -158,7 +118,7 @@ def slip_notes(config: Config, source: Source) -> list[str]:
     if not slips:
         return []
     listed = "; ".join(
-        f"{slip.label!r} ({_rows_at(slip.rows, source)}) beside {slip.meant!r} ({slip.num_meant:,} rows)"
+        f"{slip.label!r} ({rows_at(slip.rows, source)}) beside {slip.meant!r} ({slip.num_meant:,} rows)"
         for slip in slips[:_SHOWN]
     )
     more = f"; and {len(slips) - _SHOWN:,} more, which `brim check` names" if len(slips) > _SHOWN else ""
@@ -185,20 +145,6 @@ def _is_numbered(label: str, other: str) -> bool:
 _DIGITS = re.compile(r"\d+")
 
 
-def _rows_with(labels: Iterable[str], column: pa.ChunkedArray) -> dict[str, list[int]]:
-    """Return the rows in which each of these labels stands."""
-    rows: dict[str, list[int]] = {label: [] for label in labels}
-    if rows:
-        for row, text in enumerate(cell_texts(column)):
-            if text.strip() in rows:
-                rows[text.strip()].append(row)
-    return rows
-
-
-def _rows_at(rows: list[int], source: Source) -> str:
-    return f"{format_count(len(rows), 'row')}: {source.places(rows)}"
-
-
 def with_known_labels(texts: Iterable[Texts], feature: OutputFeature, faults: RowFaults) -> Iterator[Texts]:
     """Give the texts without rows of unknown labels, which are added to the faults; all where answers are texts.
 
@@ -211,53 +157,7 @@ def with_known_labels(texts: Iterable[Texts], feature: OutputFeature, faults: Ro
         label = batch.answers[number].strip() if batch.answers else None
         return None if label is None or label in known else _unknown(label, labels, feature.column_name)
 
-    return _without_faulty(texts, faults, problem) if known else iter(texts)
-
-
-def _counted(column: pa.ChunkedArray) -> Counter[str]:
-    """Count the rows of each value, without white space around it; an empty value is not a label."""
-    counts: Counter[str] = Counter()
-    found = pc.value_counts(column)
-    values = cell_texts(pa.chunked_array([found.field("values")]))
-    for value, count in zip(values, found.field("counts").to_pylist(), strict=True):
-        if value.strip():
-            counts[value.strip()] += count
-    return counts
-
-
-def _require_labels(counts: Counter[str], column: str, source: Source) -> None:
-    num_rows, where = counts.total(), source.name
-    if len(counts) < 2:
-        what = f"column `{column}` holds {format_count(len(counts), 'label')}"
-        raise DataError(what=what, where=where, expected="at least two", fix=_NAME_THEM)
-    if len(counts) > MOST_LABELS or (len(counts) > _FEW_LABELS and len(counts) * 2 > num_rows):
-        raise DataError(
-            what=f"column `{column}` holds {len(counts):,} different values in {num_rows:,} rows: too many for labels",
-            where=where,
-            expected=f"at most {MOST_LABELS:,} labels, each of at least two rows on average",
-            fix=f"set output_features.0.type: text, name another column, or {_NAME_THEM}",
-        )
-    ways: dict[str, list[str]] = {}
-    for label in counts:
-        ways.setdefault(" ".join(label.split()).casefold(), []).append(label)
-    alike = sorted(
-        sorted(labels, key=lambda label: (-counts[label], label)) for labels in ways.values() if len(labels) > 1
-    )[:_SHOWN]
-    if alike:
-        rows = _rows_with([label for _, *others in alike for label in others], source.table[column])
-        raise DataError(
-            *(
-                Problem(
-                    what=f"column `{column}` writes one label in {1 + len(others)} ways: "
-                    f"{common!r} ({format_count(counts[common], 'row')}), "
-                    + ", ".join(f"{label!r} ({_rows_at(rows[label], source)})" for label in others),
-                    where=where,
-                    expected="labels that differ in more than case and white space",
-                    fix=f"write {common!r} in all of these rows",
-                )
-                for common, *others in alike
-            )
-        )
+    return without_faulty(texts, faults, problem) if known else iter(texts)
 
 
 def _choices(feature: OutputFeature, labels: Sequence[str], fallback: str, *, num_rows: int) -> tuple[Choice, ...]:

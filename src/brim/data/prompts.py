@@ -17,18 +17,9 @@ import pyarrow as pa
 from brim.config.prompts import CONTEXT, SAMPLE, Template, prompt_columns, prompt_template
 from brim.config.schema import Config, PreprocessingConfig
 from brim.data.read import RowFaults, Source, blocks
-from brim.data.split import (
-    INPUT,
-    OUTPUT,
-    Column,
-    answer_column,
-    data_problems,
-    input_columns,
-    leaving_none_unasked,
-    usable,
-    wanted_columns,
-)
+from brim.data.split import INPUT, OUTPUT, answer_column, data_problems, input_columns, wanted_columns
 from brim.data.tokens import Limit, Limits, TextEncoder, Texts
+from brim.data.usable import Column, leaving_none_unasked, usable
 from brim.errors import DataError, Problem
 from brim.notes import warning
 from brim.units import format_count

@@ -33,7 +33,7 @@ class Source:
     """Rows to learn from or to run over. `locate(12)` says where row 12 (0-based) stands: "data.jsonl:13".
 
     A row that could not be read keeps its number: its cells are missing and `faults` says why. What becomes of it is
-    decided later (see data/split.py).
+    decided later (see data/usable).
     """
 
     table: pa.Table
