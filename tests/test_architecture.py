@@ -27,6 +27,7 @@ TORCH_FREE = [
     "brim.cli.train",
     "brim.config.load",
     "brim.data.read.files",
+    "brim.data.table.preparation",
     "brim.distributed.launch",
     "brim.batching.growth",
     "brim.distributed.dealing",

@@ -14,8 +14,10 @@ import pytest
 from benchmarks.data_memory import growth_of, write_data
 from tests.data.conftest import jsonl
 
+from brim.config.schema import PreprocessingConfig
 from brim.data import check_data, prompter
 from brim.data.read import blocks, columns, csv, encoding, json as read_json, read, spill
+from brim.data.table import Feature, prepare_table
 
 FILE_BYTES = 12_000_000
 
@@ -89,6 +91,32 @@ def test_rows_that_leak_are_told_without_holding_the_data(file, encoder, make_co
     source = read(path)
     config = make_config(preprocessing__sample_size=200, prompt__template="{q}\n", random_seed=1)
     assert peak_bytes(lambda: check_data(config, source, encoder, context_length=None)) < 0.3 * FILE_BYTES
+
+
+def test_a_tables_columns_are_read_in_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(spill, "SPILL_BYTES", 100_000)
+    monkeypatch.setattr(spill, "BLOCK_BYTES", 2**14)
+    monkeypatch.setattr(columns, "BATCH_ROWS", 64)
+    rows = ({"n": number, "c": f"{number % 7} {'x' * 2000}", "y": number % 2} for number in range(3000))
+    path = tmp_path / "data.jsonl"
+    path.write_text(jsonl(*rows))
+    source = read(path)
+    found = [
+        Feature(name=name, column=name, place=f"{group}[0]", type=kind)
+        for name, kind, group in [
+            ("n", "number", "input_features"),
+            ("c", "category", "input_features"),
+            ("y", "binary", "output_features"),
+        ]
+    ]
+    labels = []
+
+    def prepare_columns():
+        done = prepare_table(source, found, None, policy=PreprocessingConfig(), seed=1)
+        labels.extend(done.columns.inputs[1].labels)
+
+    assert peak_bytes(prepare_columns) < 0.25 * path.stat().st_size
+    assert sorted(label[0] for label in labels) == list("0123456")
 
 
 def test_rows_are_read_and_a_long_template_filled_in_blocks_of_so_many_bytes(make_config):

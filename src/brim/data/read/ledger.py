@@ -147,8 +147,11 @@ def _too_many(num_bad: int, num_rows: int, name: str) -> Problem:
 
 EVENTS = {  # in the order of the summary, with the words for people
     "filled_missing": "had missing cells, which were filled",
+    "filled_outlier": "had outliers, which were replaced",
     "dropped_bad": "were dropped, since they cannot be read or used",
     "dropped_missing": "were dropped: a cell that the prompt or the answer needs is missing",
+    "dropped_outlier": "were dropped: a number is too far from the mean",
+    "cut_text": "had a text cut",
     "cut_prompt": "had their prompt cut",
     "cut_answer": "had their answer cut",
     "cut_joined": "were cut as a whole (prompt and answer together)",
@@ -160,7 +163,7 @@ EVENTS = {  # in the order of the summary, with the words for people
 _SHOWN = 3  # rows, or reasons, that the summary names; it counts the others
 
 
-_CUTS = ("cut_prompt", "cut_answer", "cut_joined")
+_CUTS = ("cut_text", "cut_prompt", "cut_answer", "cut_joined")
 
 
 _SCHEMA = pa.schema(

@@ -63,7 +63,8 @@ class Source:
         """Return which cells are missing: null, NaN in a number column, or an empty text where it is a label."""
         cells = self.table[column]
         if is_label and (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
-            cells = pc.if_else(pc.equal(pc.utf8_trim_whitespace(cells), ""), None, cells)
+            empty = (pc.equal(pc.utf8_trim_whitespace(chunk), "").fill_null(True) for chunk in cells.chunks)
+            return np.concatenate([np.zeros(0, np.bool_), *(each.to_numpy(zero_copy_only=False) for each in empty)])
         if cells.null_count == 0 and not pa.types.is_floating(cells.type):
             return np.zeros(len(cells), dtype=np.bool_)
         return np.asarray(pc.is_null(cells, nan_is_null=True).to_numpy(), dtype=np.bool_)
