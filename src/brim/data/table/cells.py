@@ -126,18 +126,19 @@ def numbers(cells: pa.ChunkedArray, feature: Feature, *, has_comma: bool = False
     """
     problems: dict[int, Problem] = {}
 
-    def refuse(rows: npt.NDArray[np.bool_], why: str, expected: str) -> None:
+    def refuse(rows: npt.NDArray[np.bool_], why: str, expected: str, fix: str = "correct the cell") -> None:
         for row in np.flatnonzero(rows).tolist():
             value = shortened(str(cells[row].as_py()))
             what = f"column `{feature.column}` holds {value!r}, {why}"
-            problems.setdefault(row, Problem(what=what, expected=expected, fix=f"correct the cell; {_or(feature)}"))
+            problems.setdefault(row, Problem(what=what, expected=expected, fix=fix))
 
     if pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type):
         texts = pc.utf8_trim_whitespace(cells)
         texts = pc.replace_substring(texts, ",", ".") if has_comma else texts
         is_number = pc.match_substring_regex(texts, _NUMBER).fill_null(False)
         is_other = pc.and_(pc.invert(is_number), pc.not_equal(texts, "").fill_null(False))
-        refuse(is_other.to_numpy(), "which is not a number", "a number such as 3, -0.5 or 1e6")
+        fix = f"correct the cell, or set {feature.place}.type: category, if these are names"
+        refuse(is_other.to_numpy(), "which is not a number", "a number such as 3, -0.5 or 1e6", fix)
         found = pc.if_else(is_number, texts, None).cast(pa.float64())
     else:
         found = cells.cast(pa.int8() if pa.types.is_boolean(cells.type) else cells.type).cast(pa.float64(), safe=False)
@@ -152,10 +153,6 @@ def numbers(cells: pa.ChunkedArray, feature: Feature, *, has_comma: bool = False
 
 # Words of infinity are read, so that the message says what is wrong.
 _NUMBER = r"(?i)^[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity)$"
-
-
-def _or(feature: Feature) -> str:
-    return f"or set {feature.place}.type: category, if these are names"
 
 
 def _may_hold(source: Source, feature: Feature) -> bool:
