@@ -2,6 +2,7 @@
 
     PYTHONPATH=examples python -m benchmarks.claimed_ranks [--rows N] [--rounds N]
 
+Rows are padded: packed, a step is four even micro-batches on the two ranks, and there is nothing to claim.
 Every rank is a process of one thread that gloo joins. The slowed rank sleeps, after each micro-batch's forward and
 backward pass, for a quarter of the time that it took: it has 0.8 of a rank's speed, and both have 1.8. So what is ideal
 is the time of one rank, alone and not slowed, over 1.8. `by two ranks`: their time, neither slowed, times 2 / 1.8; what
@@ -67,7 +68,7 @@ def _round(folder: Path, data: Path, num_rows: int) -> dict[str, dict[str, float
 def _run(name: str, run: Path, data: Path, num_rows: int) -> dict[str, float]:
     module = ["benchmarks.claimed_ranks", "--slowed"] if "slowed" in name else ["brim"]
     words = ["-m", *module, "train", CONFIG, "--dataset", data / "rows.jsonl", "--output-directory", run]
-    words += [f"preprocessing.sample_size={num_rows}"]
+    words += [f"preprocessing.sample_size={num_rows}", "trainer.packing=false"]
     words += ["backend.trainer.dealing=claimed"] if name.startswith("claimed") else []
     _finished([_started([*([] if name == "one rank" else ["-m", "torch.distributed.run", *_two_ranks()]), *words])])
     return {**_of_steps(run), **_share_of_slowed(run)}
