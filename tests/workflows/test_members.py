@@ -1,6 +1,7 @@
 """Predictions by several processes: the file of one process, whoever dies, and whoever goes on."""
 
 import json
+import multiprocessing
 import os
 import signal
 from unittest import mock
@@ -45,9 +46,17 @@ def whole(model, tmp_path_factory):
     return data, folder / "p.parquet"
 
 
-def test_two_processes_write_what_one_writes(model, whole, tmp_path, processes):
+def test_two_processes_write_what_one_writes(model, whole, tmp_path, processes, monkeypatch):
     data, path = whole
-    said, counts = [], []
+    said, counts, begun = [], [], []
+    run, both = member.Generation.run, multiprocessing.get_context("fork").Barrier(2, timeout=60)
+
+    def runs_beside_the_other(self, prompts, **how):
+        if not begun:  # of this process: or the first could be done before the other has begun
+            begun.append(both.wait())
+        return run(self, prompts, **how)
+
+    monkeypatch.setattr(member.Generation, "run", runs_beside_the_other)
     result = model.predict(
         data, output=tmp_path / "p.parquet", scores=True, gpus=2, say=said.append, on_batch=counts.append
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from unittest.mock import Mock
@@ -15,7 +16,7 @@ from tests.workflows.planned_run import plan_of, ready, settings, tight, train, 
 import brim
 from brim.config import load_config
 from brim.data.tokens import rows_of_step
-from brim.errors import Problem
+from brim.errors import ConfigError, Problem
 from brim.memory import UntraceableError
 from brim.memory.variants import Help
 from brim.planning import too_long
@@ -329,3 +330,34 @@ def test_weights_are_sharded_where_the_whole_model_fits_on_no_rank(tmp_path):
     assert sharded.wire.round_bytes > 2 * 4 * 7 / 8 * 2 * 512 * 3 * 2048  # two layers' products, twice in four bytes
     assert sharded.total_bytes <= plan.budget.limit_bytes - plan.budget.margin_bytes < whole.single_row_bytes
     assert plan.step_seconds >= sharded.wire.round_s
+
+
+def test_70b_in_4_bits_is_sharded_over_two_cards_of_24_gib(tmp_path):
+    base = write_folder(
+        tmp_path / "base",
+        "llama",
+        num_hidden_layers=80,
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        vocab_size=32000,
+        max_position_embeddings=4096,
+        dtype="bfloat16",
+    )
+    trainer = {**ONE_WAY, "enable_gradient_checkpointing": True, "effective_batch_size": 8}
+    config = settings(base, trainer=trainer, precision="bf16-mixed", quantization={"bits": 4})
+    plan = brim.plan(config, num_rows=16, sequence_length=512, memory_bytes=24 * 2**30, gpus=2, say=None)
+    whole, sharded = plan.candidates
+    assert (whole.fits, sharded.way.is_sharded, plan.chosen) == (False, True, sharded)
+    assert 0.5 < sharded.single_row_bytes / whole.single_row_bytes < 0.65
+
+
+def test_what_cannot_be_sharded_is_seen_in_how_the_base_is_stored_too(tmp_path):
+    base = write_folder(tmp_path / "base", "llama")
+    stored = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    described = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**described, "quantization_config": stored}))
+    adapter, backend = {"type": "lora", "use_dora": True}, {"trainer": {"strategy": "fsdp"}}
+    with pytest.raises(ConfigError, match="fsdp does not go with DoRA on a quantised base"):
+        brim.plan(settings(base, adapter=adapter, backend=backend), num_rows=8, sequence_length=8, gpus=2, say=None)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
-import tempfile
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +44,7 @@ from brim.infer.engines import Batches, Finished, Response, RowsAtOnce
 from brim.infer.metrics import Scores, rows_to_score, score_batches
 from brim.notes import OnBatch, Say, planned, status
 from brim.session import Session
+from brim.storage import scratch_folder
 from brim.units import format_count
 from brim.workflows.prediction.job import fingerprint
 from brim.workflows.prediction.member import array_of, packed, serve, text_of
@@ -291,12 +290,13 @@ class Processes(AbstractContextManager["Processes"]):
         self._order = {**order, "num_here": num_here}
         self._children: dict[int, Child] = {}
         self._logs: dict[int, Path] = {}
-        self._folder = Path(tempfile.mkdtemp(prefix="brim-members-"))  # of what they print
+        self._stack = ExitStack()
+        self._folder = self._stack.enter_context(scratch_folder("brim-members-"))  # of what they print
 
     def __exit__(self, *exception: object) -> None:
-        for child in self._children.values():
-            child.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with self._stack:
+            for child in self._children.values():
+                child.close()
 
     def start(self, member: int) -> None:
         """Start a member, as Team.start does."""

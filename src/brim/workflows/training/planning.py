@@ -83,11 +83,11 @@ def plan(
     _require_rows(num_rows, sequence_length, has_dataset=dataset is not None, has_data=data is not None)
     ranks = PlanRequest.ranks_asked(loaded.config) if gpus is None else gpus
     require_whole("gpus", ranks, most=MOST_GPUS)
-    require_places(loaded.config, ranks)
     if device is None and memory_bytes is None and not torch.cuda.is_available():
         device = "cpu"
     with listening(say) as told:
         asked = ask(loaded.config, phase="train", device=device, memory_bytes=memory_bytes)
+        require_places(asked.config, ranks)
         if loaded.config.trainer.packing == "auto" and asked.device.is_cpu:
             asked = asked.reopened(_LAYOUT)
         if num_rows is not None and sequence_length is not None:
